@@ -1,0 +1,156 @@
+// Package bootstrap is the local file that starts a daemon in a world: who it is, whom it trusts, where its peers are.
+// Nothing in it is reached through the world's own zone or gateway. Every daemon takes it as `serve --bootstrap FILE`.
+package bootstrap
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/cellgate/cellgate/cells"
+)
+
+// Identity points at the process's certificate and at the roots that it trusts, all PEM files.
+type Identity struct {
+	Cert string `json:"cert"` // URI SAN: spiffe://<world>/<role>/<node id>
+	Key  string `json:"key"`
+	CA   string `json:"ca"` // the internal CA
+}
+
+// Common is what every daemon's file starts with.
+type Common struct {
+	Form     int          `json:"form"`
+	World    string       `json:"world"` // trust domain, such as "gw.test"
+	ID       cells.NodeID `json:"id"`
+	DataDir  string       `json:"data_dir"`
+	Identity Identity     `json:"identity"`
+	// Controllers are the node APIs of the regionctls to attach to, own region first.
+	Controllers []string `json:"controllers"`
+	Timing      Timing   `json:"timing"`
+}
+
+// Timing are the intervals of the world; zero values are production's.
+type Timing struct {
+	TTL       time.Duration `json:"ttl_ns"`        // 20 s
+	Bake      time.Duration `json:"bake_ns"`       // 2 min
+	Ramp      time.Duration `json:"ramp_ns"`       // 10 min
+	DownAfter time.Duration `json:"down_after_ns"` // 5 s
+	UpAfter   time.Duration `json:"up_after_ns"`   // 20 s
+	// FlapCap bounds the growing wait of a flapping cell; 900 s.
+	FlapCap time.Duration `json:"flap_cap_ns"`
+	// OnInsufficient is what a bake without enough evidence does: "hold" or "proceed-if-synthetics-pass".
+	OnInsufficient string `json:"on_insufficient"`
+}
+
+// Proxy starts `proxy serve --bootstrap`.
+type Proxy struct {
+	Common
+	Cell cells.CellID `json:"cell"`
+	// Listen: Shared addresses are bound with SO_REUSEPORT by all proxies of the cell, Own ones by this process alone.
+	SharedHTTP     netip.AddrPort `json:"shared_http"`
+	SharedHTTPS    netip.AddrPort `json:"shared_https"`
+	OwnHTTP        netip.AddrPort `json:"own_http"`
+	OwnHTTPS       netip.AddrPort `json:"own_https"`
+	Admin          netip.AddrPort `json:"admin"`
+	EdgeCert       string         `json:"edge_cert"` // PEM files served at the edge
+	EdgeKey        string         `json:"edge_key"`
+	AdminCert      string         `json:"admin_cert"` // PEM files of the admin server
+	AdminKey       string         `json:"admin_key"`
+	AdminTokenHash string         `json:"admin_token_hash"` // "sha256:" + hex
+	AccessLog      string         `json:"access_log"`       // path, "-" or empty
+	PermitLoopback bool           `json:"permit_loopback"`  // upstreams and JWKS URLs on loopback
+}
+
+// Router starts `globalrouter serve --bootstrap`.
+type Router struct {
+	Common
+	Listen         []netip.AddrPort `json:"listen"` // UDP and TCP
+	Zone           string           `json:"zone"`   // RFC 1035 master file with the static names
+	Admin          netip.AddrPort   `json:"admin"`
+	AdminCert      string           `json:"admin_cert"`
+	AdminKey       string           `json:"admin_key"`
+	AdminTokenHash string           `json:"admin_token_hash"`
+}
+
+// Controller starts `regionctl serve --bootstrap`.
+type Controller struct {
+	Common
+	Region         cells.RegionID            `json:"region"`
+	NodeAPI        netip.AddrPort            `json:"node_api"` // gRPC, mutual TLS
+	API            netip.AddrPort            `json:"api"`      // operators' HTTPS API
+	APICert        string                    `json:"api_cert"`
+	APIKey         string                    `json:"api_key"`
+	Peers          map[cells.RegionID]string `json:"peers"`    // node APIs of the other regions' controllers
+	Global         []string                  `json:"global"`   // etcd endpoints of the world
+	Regional       []string                  `json:"regional"` // etcd endpoints of the region
+	Topology       cells.Topology            `json:"topology"`
+	AdminTokenHash string                    `json:"admin_token_hash"`
+	PermitLoopback bool                      `json:"permit_loopback"`
+	Zone           string                    `json:"zone"` // "gw.test"
+	// SteeredNames are DNS names answered by the plan, beside the hosts of the published tenants within the zone.
+	SteeredNames []string `json:"steered_names"`
+	// ProbePath is requested from every cell by the probers.
+	ProbeHost string `json:"probe_host"`
+	ProbePath string `json:"probe_path"`
+}
+
+// Prober starts `healthd serve --bootstrap`.
+type Prober struct {
+	Common
+	Region         cells.RegionID `json:"region"`
+	Topology       cells.Topology `json:"topology"`
+	EdgeCA         string         `json:"edge_ca"` // verifies the cells' front doors
+	ProbeHost      string         `json:"probe_host"`
+	ProbePath      string         `json:"probe_path"`
+	Admin          netip.AddrPort `json:"admin"`
+	AdminCert      string         `json:"admin_cert"`
+	AdminKey       string         `json:"admin_key"`
+	AdminTokenHash string         `json:"admin_token_hash"`
+}
+
+// Planner starts `capacityd serve --bootstrap`.
+type Planner struct {
+	Common
+	// API is where status is read from: the regionctls' HTTP APIs.
+	API            []string       `json:"api"`
+	APICA          string         `json:"api_ca"`
+	Admin          netip.AddrPort `json:"admin"`
+	AdminCert      string         `json:"admin_cert"`
+	AdminKey       string         `json:"admin_key"`
+	AdminTokenHash string         `json:"admin_token_hash"`
+	// APIToken is a file that holds the bearer token for the API.
+	APIToken string `json:"api_token"`
+}
+
+// Form is the version of the bootstrap files.
+const Form = 1
+
+// Load reads a daemon's file; unknown keys are errors.
+func Load[T any](path string) (T, error) {
+	var v T
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return v, fmt.Errorf("bootstrap: %w", err)
+	}
+	dec := json.NewDecoder(bytes.NewReader(raw))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&v); err != nil {
+		return v, fmt.Errorf("bootstrap: %s: %w", path, err)
+	}
+	return v, nil
+}
+
+// Save writes a daemon's file, readable by its owner only.
+func Save(path string, v any) error {
+	raw, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return fmt.Errorf("bootstrap: %w", err)
+	}
+	if err := os.WriteFile(path, append(raw, '\n'), 0o600); err != nil {
+		return fmt.Errorf("bootstrap: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,129 @@
+// Package reason is the closed enum of why the proxy answered a request itself.
+// One value feeds the problem document, the x-cellgate-reason header, the access log, the metric and the documentation.
+package reason
+
+// Reason is why the proxy answered itself. The zero value None means the upstream answered.
+type Reason uint8
+
+// The reasons, grouped by the stage that gives them.
+const (
+	None Reason = iota
+	BadRequest
+	BadFraming
+	HeaderTooLarge
+	TooManyHeaders
+	URLTooLong
+	BodyTooLarge
+	HeaderTimeout
+	BodyTimeout
+	Misdirected
+	UpgradeRefused
+	ConnectRefused
+	DeadlineInvalid
+	DeadlineExpired
+	NoRoute
+	MethodNotAllowed
+	TokenMissing
+	TokenInvalid
+	TokenExpired
+	KeyInvalid
+	AuthUnavailable
+	ScopeMissing
+	RateTenant
+	RateConsumer
+	RateUser
+	Overloaded
+	Draining
+	NoEndpoint
+	PoolFull
+	ConnectFailed
+	ConnectTimeout
+	UpstreamReset
+	UpstreamInvalid
+	UpstreamTimeout
+	TotalTimeout
+	ClientGone
+	Internal
+	count
+)
+
+type entry struct {
+	token  string
+	status int
+	title  string
+}
+
+// The table is the single home of tokens, statuses and titles.
+var table = [count]entry{
+	None:             {"", 0, ""},
+	BadRequest:       {"bad_request", 400, "The request is malformed"},
+	BadFraming:       {"bad_framing", 400, "The message length is ambiguous or invalid"},
+	HeaderTooLarge:   {"header_too_large", 431, "The request headers are too large"},
+	TooManyHeaders:   {"too_many_headers", 431, "The request has too many headers"},
+	URLTooLong:       {"url_too_long", 414, "The request URL is too long"},
+	BodyTooLarge:     {"body_too_large", 413, "The request body is too large"},
+	HeaderTimeout:    {"header_timeout", 408, "The request headers did not arrive in time"},
+	BodyTimeout:      {"body_timeout", 408, "The request body did not arrive in time"},
+	Misdirected:      {"misdirected", 421, "This connection does not serve that host"},
+	UpgradeRefused:   {"upgrade_refused", 400, "This upgrade is not offered"},
+	ConnectRefused:   {"connect_refused", 405, "CONNECT is not offered"},
+	DeadlineInvalid:  {"deadline_invalid", 400, "The request deadline is malformed"},
+	DeadlineExpired:  {"deadline_expired", 504, "The request deadline had passed on arrival"},
+	NoRoute:          {"no_route", 404, "No route takes this request"},
+	MethodNotAllowed: {"method_not_allowed", 405, "The route does not take this method"},
+	TokenMissing:     {"token_missing", 401, "A token is required"},
+	TokenInvalid:     {"token_invalid", 401, "The token is not valid"},
+	TokenExpired:     {"token_expired", 401, "The token has expired or is not valid yet"},
+	KeyInvalid:       {"key_invalid", 401, "The API key is not valid"},
+	AuthUnavailable:  {"auth_unavailable", 503, "Authentication is not possible right now"},
+	ScopeMissing:     {"scope_missing", 403, "The token lacks a required scope"},
+	RateTenant:       {"rate_tenant", 429, "The tenant's request rate is exhausted"},
+	RateConsumer:     {"rate_consumer", 429, "The consumer's request rate is exhausted"},
+	RateUser:         {"rate_user", 429, "The user's request rate is exhausted"},
+	Overloaded:       {"overloaded", 503, "The gateway is overloaded"},
+	Draining:         {"draining", 503, "The gateway node is shutting down"},
+	NoEndpoint:       {"no_endpoint", 503, "No endpoint of the upstream is usable"},
+	PoolFull:         {"pool_full", 503, "The upstream's connection pool is full"},
+	ConnectFailed:    {"connect_failed", 503, "The upstream refused the connection"},
+	ConnectTimeout:   {"connect_timeout", 504, "The upstream did not accept a connection in time"},
+	UpstreamReset:    {"upstream_reset", 503, "The upstream closed the connection before answering"},
+	UpstreamInvalid:  {"upstream_invalid", 503, "The upstream's answer was not valid HTTP"},
+	UpstreamTimeout:  {"upstream_timeout", 504, "The upstream did not answer in time"},
+	TotalTimeout:     {"total_timeout", 504, "The request took longer than its route allows"},
+	ClientGone:       {"client_gone", 499, "The client went away"},
+	Internal:         {"internal", 500, "The gateway failed"},
+}
+
+// String is the stable token, such as "no_route"; empty for None.
+func (r Reason) String() string { return r.entry().token }
+
+// Status is the HTTP status of the answer; 0 for None.
+func (r Reason) Status() int { return r.entry().status }
+
+// Title is one sentence for people, the same for every occurrence (RFC 9457, section 3.1.3).
+func (r Reason) Title() string { return r.entry().title }
+
+// Gateway says whether the cause lies in the gateway or its client, not in the upstream.
+func (r Reason) Gateway() bool {
+	switch r {
+	case NoEndpoint, PoolFull, ConnectFailed, ConnectTimeout, UpstreamReset, UpstreamInvalid, UpstreamTimeout:
+		return false
+	}
+	return r != None
+}
+
+// All lists every reason but None, in order.
+func All() []Reason {
+	all := make([]Reason, 0, count-1)
+	for r := None + 1; r < count; r++ {
+		all = append(all, r)
+	}
+	return all
+}
+
+func (r Reason) entry() entry {
+	if r >= count {
+		return table[Internal]
+	}
+	return table[r]
+}

@@ -1,0 +1,43 @@
+// Package rollout moves one version through the rings of the world as a state machine, and is the only judge of going on.
+// Step is pure: the same state, evidence and time give the same next state; the caller persists it before acting on it.
+package rollout
+
+import (
+	"time"
+
+	"github.com/cellgate/cellgate/cells"
+	"github.com/cellgate/cellgate/snapshot"
+)
+
+// TargetForm is the version of the sent form of Target.
+const TargetForm = 1
+
+// Target says what every node of one region should run. Targets are ordered by (Epoch, Number); nodes refuse older ones.
+type Target struct {
+	Form    int            `json:"form"`
+	Region  cells.RegionID `json:"region"`
+	Epoch   uint64         `json:"epoch"`
+	Number  uint64         `json:"number"`
+	Created time.Time      `json:"created"`
+	// Cells holds the version of each cell of the region.
+	Cells map[cells.CellID]Version `json:"cells"`
+	// Nodes holds nodes that run another version than their cell: the canary.
+	Nodes map[cells.NodeID]Version `json:"nodes,omitempty"`
+	// Share[cell] is the number of nodes that divide the cell's limits.
+	Share map[cells.CellID]int `json:"share"`
+}
+
+// Version points at one snapshot by number and by the digest of its encoded, signed manifest.
+type Version struct {
+	Number   uint64          `json:"number"`
+	Manifest snapshot.Digest `json:"manifest"`
+}
+
+// For is the version that the node should run; ok is false when the target does not speak of its cell.
+func (t *Target) For(node cells.NodeID) (v Version, ok bool) {
+	if v, ok := t.Nodes[node]; ok {
+		return v, true
+	}
+	v, ok = t.Cells[node.Cell()]
+	return v, ok
+}

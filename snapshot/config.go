@@ -1,0 +1,192 @@
+// Package snapshot is intent: the whole configuration as one immutable, numbered, checksummed value.
+// Documents are decoded into a Config, a valid Config is sealed into content-addressed shards and a small manifest.
+package snapshot
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/cellgate/cellgate/cells"
+)
+
+// Config is the configuration in canonical form: defaults filled in, spellings unified, every list sorted by id.
+// Two documents that mean the same have equal Configs and so equal checksums.
+type Config struct {
+	Routes    []Route    `json:"routes,omitempty"`
+	Upstreams []Upstream `json:"upstreams,omitempty"`
+	Policies  []Policy   `json:"policies,omitempty"`
+	Plans     []Plan     `json:"plans,omitempty"`
+	Consumers []Consumer `json:"consumers,omitempty"`
+	Tenants   []Tenant   `json:"tenants,omitempty"`
+	Samples   []Sample   `json:"samples,omitempty"`
+}
+
+// Route says which requests go where under which rules.
+type Route struct {
+	ID    string `json:"id"`
+	Match Match  `json:"match"`
+	// Exactly one of Upstream and Split is set.
+	Upstream string         `json:"upstream,omitempty"`
+	Split    []Destination  `json:"split,omitempty"`
+	Sticky   string         `json:"sticky,omitempty"` // "", "user" or "consumer"
+	Auth     string         `json:"auth,omitempty"`   // policy id; empty = public
+	Policies []string       `json:"policies,omitempty"`
+	Timeout  time.Duration  `json:"timeout,omitempty"` // total; 0 was not declared and means DefaultTimeout
+	Retry    Retry          `json:"retry,omitzero"`
+	Limits   Limits         `json:"limits,omitzero"`
+	Priority cells.Priority `json:"priority,omitempty"` // empty = normal
+	Owner    string         `json:"owner,omitempty"`
+}
+
+// DefaultTimeout is the total time of an exchange whose route names none.
+const DefaultTimeout = 15 * time.Second
+
+// Match is the predicate of a route. Exactly one of Path and PathPrefix is set.
+type Match struct {
+	Host          string            `json:"host,omitempty"` // lower case; "*.example.com" is one label; empty = any (AllowCatchAll)
+	Path          string            `json:"path,omitempty"` // exact or with {parameters}
+	PathPrefix    string            `json:"path_prefix,omitempty"`
+	Methods       []string          `json:"methods,omitempty"` // sorted; empty = all
+	Headers       map[string]string `json:"headers,omitempty"` // lower-case name → exact value
+	Query         map[string]string `json:"query,omitempty"`
+	AllowCatchAll bool              `json:"allow_catch_all,omitempty"`
+}
+
+// Destination is one weighted branch of a split.
+type Destination struct {
+	Upstream string `json:"upstream"`
+	Weight   uint32 `json:"weight"`
+}
+
+// Retry says how often and when a failed attempt is repeated. Attempts are retries after the first, 0…2.
+type Retry struct {
+	Attempts   int      `json:"attempts,omitempty"`
+	Conditions []string `json:"conditions,omitempty"` // connect-failure, reset-before-headers, "502", "503", "504"
+}
+
+// Limits are the caller's rates on a route. A zero Rate is no limit.
+type Limits struct {
+	Tenant Rate `json:"tenant,omitzero"`
+	User   Rate `json:"user,omitzero"`
+}
+
+// Rate is Requests per Per, as in "1000/second".
+type Rate struct {
+	Requests uint64        `json:"requests"`
+	Per      time.Duration `json:"per"`
+}
+
+// Upstream is what a route sends to, with its endpoints.
+type Upstream struct {
+	ID        string    `json:"id"`
+	Endpoints []string  `json:"endpoints,omitempty"` // host:port, in the author's order
+	Discovery Discovery `json:"discovery,omitzero"`
+	Balance   string    `json:"balance,omitempty"` // "p2c" (default), "round_robin", "least_requests"
+	Pool      Pool      `json:"pool,omitzero"`
+	TLS       TLS       `json:"tls,omitzero"`
+}
+
+// Discovery names where endpoints come from when they are not listed.
+type Discovery struct {
+	Consul string `json:"consul,omitempty"`
+	DNS    string `json:"dns,omitempty"`
+}
+
+// Pool bounds one node's use of the upstream; zero values mean DefaultPool's.
+type Pool struct {
+	MaxConnections int `json:"max_connections,omitempty"`
+	MaxPending     int `json:"max_pending,omitempty"`
+}
+
+// DefaultPool is the bulkhead of an upstream that declares none, per node.
+var defaultPool = Pool{MaxConnections: 512, MaxPending: 1024}
+
+// DefaultPool is the bulkhead of an upstream that declares none, per node.
+func DefaultPool() Pool { return defaultPool }
+
+// TLS says how the upstream is spoken to. The zero value is off on loopback and verified TLS otherwise.
+type TLS struct {
+	Off        bool   `json:"off,omitempty"`
+	CA         string `json:"ca,omitempty"` // PEM
+	ServerName string `json:"server_name,omitempty"`
+	ClientCert string `json:"client_cert,omitempty"`
+}
+
+// Policy is a named rule that routes refer to. Exactly one kind is set.
+type Policy struct {
+	ID     string  `json:"id"`
+	JWT    *JWT    `json:"jwt,omitempty"`
+	APIKey *APIKey `json:"api_key,omitempty"`
+}
+
+// JWT verifies bearer tokens locally against a key set.
+type JWT struct {
+	Issuer           string        `json:"issuer"`
+	Audience         string        `json:"audience"`
+	JWKS             string        `json:"jwks"` // URL
+	Scopes           []string      `json:"scopes,omitempty"`
+	Algorithms       []string      `json:"algorithms,omitempty"` // empty = RS256 PS256 ES256 EdDSA and their larger kin
+	ConsumerClaim    string        `json:"consumer_claim,omitempty"`
+	MaxTokenLifetime time.Duration `json:"max_token_lifetime,omitempty"` // 0 = no bound
+}
+
+// APIKey accepts the keys of consumers, in X-API-Key or as "Bearer cg_…".
+type APIKey struct{}
+
+// Plan of a consumer.
+type Plan struct {
+	ID          string `json:"id"`
+	RatePerSec  uint64 `json:"rate_per_sec,omitempty"`
+	QuotaPerDay uint64 `json:"quota_per_day,omitempty"`
+}
+
+// Consumer is a client organisation with its plan and key hashes ("sha256:" + hex of SHA-256 of the whole key).
+type Consumer struct {
+	ID           string   `json:"id"`
+	Plan         string   `json:"plan,omitempty"`
+	APIKeyHashes []string `json:"api_key_hashes,omitempty"`
+}
+
+// Tenant owns hosts. Requests to a host that no tenant claims belong to tenant "default".
+type Tenant struct {
+	ID    string      `json:"id"`
+	Hosts []string    `json:"hosts,omitempty"`
+	Shard int         `json:"shard,omitempty"` // how many cells carry it; 0 = all of its class
+	Class cells.Class `json:"class,omitempty"` // empty = public
+}
+
+// DefaultTenant owns every host that no tenant claims.
+const DefaultTenant = "default"
+
+// Sample is a request that must keep going where its author expects (B4).
+type Sample struct {
+	Request SampleRequest `json:"request"`
+	Expect  SampleExpect  `json:"expect"`
+}
+
+// SampleRequest is the request of a sample.
+type SampleRequest struct {
+	Method  string            `json:"method"`
+	URL     string            `json:"url"`
+	Headers map[string]string `json:"headers,omitempty"`
+}
+
+// SampleExpect is what the sample must come to. Status (404 or 405) stands for "no route".
+type SampleExpect struct {
+	Route    string `json:"route,omitempty"`
+	Upstream string `json:"upstream,omitempty"`
+	Status   int    `json:"status,omitempty"`
+}
+
+// Allow says which addresses upstreams and identity URLs may name beyond public and private unicast ones.
+type Allow struct {
+	// Upstreams lists prefixes outside the ordinary ones that are permitted, such as 127.0.0.0/8.
+	Upstreams []netip.Prefix
+	// PlainURLs permits http: for JWKS and similar URLs whose host is a permitted loopback address.
+	PlainURLs bool
+}
+
+// Loopback permits 127.0.0.0/8 and ::1 everywhere, as a single node or a world on one machine does.
+func Loopback() Allow {
+	return Allow{Upstreams: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}, PlainURLs: true}
+}

@@ -1,0 +1,52 @@
+package snapshot
+
+import "time"
+
+// Form is the version of the stored form of manifests and shards.
+const Form = 1
+
+// Digest is the lower-case hex SHA-256 of a stored blob or of a whole configuration.
+type Digest string
+
+// Manifest names everything a snapshot consists of. It is small; the shards carry the content.
+type Manifest struct {
+	Form int `json:"form"`
+	// Number is strictly increasing over the life of the world and never reused.
+	Number uint64 `json:"number"`
+	// Checksum covers the content alone (the ordered shard digests), so a rollback has the checksum of what it restores.
+	Checksum Digest    `json:"checksum"`
+	Created  time.Time `json:"created"`
+	Author   string    `json:"author"`
+	Message  string    `json:"message,omitempty"`
+	Previous uint64    `json:"previous"`
+	// RollbackOf is the number whose content this one repeats; 0 for an ordinary publication.
+	RollbackOf uint64 `json:"rollback_of,omitempty"`
+	// MinReader is the lowest snapshot form that a reader must know.
+	MinReader int     `json:"min_reader"`
+	Shards    []Shard `json:"shards"`
+	Counts    Counts  `json:"counts"`
+}
+
+// Shard refers to one content-addressed blob: all routes of some hosts, or one of the shared lists.
+type Shard struct {
+	// Key says what the shard holds: "host/<bucket>" or "shared".
+	Key    string `json:"key"`
+	Digest Digest `json:"digest"`
+	Bytes  int    `json:"bytes"`
+}
+
+// Counts are what the shrink guard (B6) and people look at.
+type Counts struct {
+	Routes    int `json:"routes"`
+	Upstreams int `json:"upstreams"`
+	Policies  int `json:"policies"`
+	Consumers int `json:"consumers"`
+	Tenants   int `json:"tenants"`
+	Hosts     int `json:"hosts"`
+}
+
+// Snapshot is a manifest with the blobs it names, complete.
+type Snapshot struct {
+	Manifest Manifest
+	Blobs    map[Digest][]byte
+}

@@ -1,0 +1,96 @@
+// Package store keeps what must survive: small values under compare-and-set with watches, and large blobs in chunks.
+//
+//	rev, err := s.Commit(ctx, []store.Cond{store.Absent(key)}, []store.Op{store.Put(key, value)})
+//	events := s.Watch(ctx, prefix)       // first the whole state, then every change
+//
+// Store is the small interface with exact promises that mem, disk and etcd fulfil; storetest is their one conformance suite.
+// Everything typed is written once over it.
+package store
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// Revision orders all commits of one store. It never goes back.
+type Revision int64
+
+// Entry is one key with its value and the revisions of its creation and last change.
+type Entry struct {
+	Key      string
+	Value    []byte
+	Created  Revision
+	Modified Revision
+}
+
+// Errors that callers act on.
+var (
+	ErrNotFound  = errors.New("store: no such key")
+	ErrConflict  = errors.New("store: a condition did not hold")
+	ErrTooLarge  = errors.New("store: value exceeds MaxValue")
+	ErrLeaseLost = errors.New("store: the lease has expired")
+)
+
+// MaxValue bounds one value; blobs are cut into chunks below it.
+const MaxValue = 512 << 10
+
+// Cond is a condition of a commit: Key was last modified at exactly Modified, where 0 means that it does not exist.
+type Cond struct {
+	Key      string
+	Modified Revision
+}
+
+// Absent demands that the key does not exist.
+func Absent(key string) Cond { return Cond{Key: key} }
+
+// Unchanged demands that the entry is as it was read.
+func Unchanged(e Entry) Cond { return Cond{Key: e.Key, Modified: e.Modified} }
+
+// Op is one change of a commit: put, or delete when Delete is set. A put with a Lease lives as long as the lease.
+type Op struct {
+	Key    string
+	Value  []byte
+	Delete bool
+	Lease  Lease
+}
+
+// Put writes the value.
+func Put(key string, value []byte) Op { return Op{Key: key, Value: value} }
+
+// Delete removes the key; removing an absent key is no error.
+func Delete(key string) Op { return Op{Key: key, Delete: true} }
+
+// Lease keeps keys alive while its holder lives. Done is closed when the lease is lost or released.
+type Lease interface {
+	Done() <-chan struct{}
+	// Release ends the lease at once and with it every key that was put under it.
+	Release(ctx context.Context) error
+}
+
+// Event is one step of a watch. Reset events carry the whole state of the prefix at Revision and replace everything
+// seen before: the first event of each watch is one, and so is what follows a compaction or a reconnect that missed changes.
+// Other events carry the changes of one or more commits in order; deleted keys are listed in Deleted.
+type Event struct {
+	Revision Revision
+	Reset    bool
+	Entries  []Entry
+	Deleted  []string
+}
+
+// Store is a key-value store with atomic conditional commits.
+type Store interface {
+	// Get returns the entry or ErrNotFound.
+	Get(ctx context.Context, key string) (Entry, error)
+	// List returns the entries under a prefix in key order, all at one revision.
+	List(ctx context.Context, prefix string) ([]Entry, Revision, error)
+	// Commit applies all ops if all conditions hold, else none and ErrConflict. When it returns nil, the change is durable.
+	// Any other error means the outcome is unknown: read before trying again.
+	Commit(ctx context.Context, conds []Cond, ops []Op) (Revision, error)
+	// Watch delivers events until ctx ends, then closes the channel. It reconnects by itself, never skips a change
+	// without a Reset, and a slow receiver costs memory of one state of the prefix at most.
+	Watch(ctx context.Context, prefix string) <-chan Event
+	// Lease opens a lease that outlives its holder by ttl at most.
+	Lease(ctx context.Context, ttl time.Duration) (Lease, error)
+	Close() error
+}
