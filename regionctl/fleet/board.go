@@ -1,0 +1,124 @@
+package fleet
+
+import (
+	"bytes"
+	"sync"
+
+	"github.com/cellgate/cellgate/cells"
+	"github.com/cellgate/cellgate/nodeapi"
+)
+
+// Kind is what a message to a node speaks of.
+type Kind uint8
+
+// The kinds of messages that run down.
+const (
+	KindTarget Kind = iota
+	KindPlan
+	KindTopology
+	KindOverrides
+	kinds
+)
+
+// Mail is the newest signed message of one kind. Epoch and Number order targets and plans; they are 0 for the others.
+type Mail struct {
+	Kind     Kind
+	Epoch    uint64
+	Number   uint64
+	Envelope []byte
+
+	stamp uint64 // order of posting on this board
+}
+
+func (m Mail) down() *nodeapi.Down {
+	s := &nodeapi.Signed{Envelope: m.Envelope}
+	switch m.Kind {
+	case KindTarget:
+		return &nodeapi.Down{Message: &nodeapi.Down_Target{Target: s}}
+	case KindPlan:
+		return &nodeapi.Down{Message: &nodeapi.Down_Plan{Plan: s}}
+	case KindTopology:
+		return &nodeapi.Down{Message: &nodeapi.Down_Topology{Topology: s}}
+	default:
+		return &nodeapi.Down{Message: &nodeapi.Down_Overrides{Overrides: s}}
+	}
+}
+
+// Board shows the newest message of each kind, targets by region. There is no queue: who is slow reads only the newest.
+// It is safe for concurrent use.
+type Board struct {
+	mu      sync.Mutex
+	stamp   uint64
+	world   [kinds]Mail // all kinds but targets
+	targets map[cells.RegionID]Mail
+	waiting map[chan struct{}]bool
+}
+
+// NewBoard is an empty board.
+func NewBoard() *Board {
+	return &Board{targets: map[cells.RegionID]Mail{}, waiting: map[chan struct{}]bool{}}
+}
+
+// Post shows a message that is for everyone it concerns in every region. What is shown already, or is older, changes nothing.
+func (b *Board) Post(m Mail) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if fresher(m, b.world[m.Kind]) {
+		b.world[m.Kind] = b.stamped(m)
+	}
+}
+
+// PostTarget shows the target of a region.
+func (b *Board) PostTarget(region cells.RegionID, m Mail) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if fresher(m, b.targets[region]) {
+		b.targets[region] = b.stamped(m)
+	}
+}
+
+func fresher(m, old Mail) bool {
+	if old.Envelope == nil {
+		return true
+	}
+	if m.Epoch != old.Epoch || m.Number != old.Number {
+		return m.Epoch > old.Epoch || m.Epoch == old.Epoch && m.Number > old.Number
+	}
+	return m.Kind >= KindTopology && !bytes.Equal(m.Envelope, old.Envelope)
+}
+
+func (b *Board) stamped(m Mail) Mail {
+	b.stamp++
+	m.stamp = b.stamp
+	for wake := range b.waiting {
+		select {
+		case wake <- struct{}{}:
+		default:
+		}
+	}
+	return m
+}
+
+// read gives what is shown of a kind to a process of the region.
+func (b *Board) read(kind Kind, region cells.RegionID) (Mail, bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	m := b.world[kind]
+	if kind == KindTarget {
+		m = b.targets[region]
+	}
+	return m, m.Envelope != nil
+}
+
+// watch gives a channel that has a token after every change, and the function that ends it.
+func (b *Board) watch() (wake chan struct{}, end func()) {
+	wake = make(chan struct{}, 1)
+	b.mu.Lock()
+	b.waiting[wake] = true
+	b.mu.Unlock()
+	return wake, func() {
+		b.mu.Lock()
+		delete(b.waiting, wake)
+		b.mu.Unlock()
+	}
+}
