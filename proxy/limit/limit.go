@@ -1,0 +1,130 @@
+// Package limit is a bounded, lock-free table of token buckets: may this caller make one more request now?
+//
+//	t := limit.New(1 << 16)
+//	k := t.Key(limit.User, tenant, routeID, subject)
+//	d := t.Take(k, limit.Of(rate, share), now)       // 0 allocations
+//	if !d.OK { 429, Retry-After: d.RetryAfter }
+//
+// A bucket is one number, the theoretical arrival time of GCRA (ITU-T I.371; boulder ratelimits/gcra.go): a full bucket
+// is one whose number lies in the past, so a bucket that has been idle carries no memory and may be forgotten.
+//
+// At the bound: a key has one set of eight places. A new key takes an empty place or that of a full bucket, whose caller
+// loses nothing. When all eight are in use, the key is served by its group's overflow bucket, which all such keys of
+// one tenant and kind share at the rate of a single caller: a flood of made-up keys neither grows the table, nor pushes
+// anyone's spent bucket out, nor gets a fresh bucket each.
+package limit
+
+import (
+	"hash/maphash"
+	"math"
+	"math/bits"
+	"time"
+
+	"github.com/cellgate/cellgate/snapshot"
+)
+
+// Kind keeps the buckets of one id apart by what is limited.
+type Kind uint8
+
+// The kinds of buckets.
+const (
+	Tenant Kind = 1 + iota
+	Consumer
+	User
+)
+
+// Key names a bucket by hash; the caller's id itself is not kept. Only Table.Key makes one.
+type Key struct {
+	hi, lo uint64
+	group  uint64
+}
+
+// Limit is a rate with its burst in GCRA's terms. The zero value is no limit.
+type Limit struct {
+	interval int64 // ns between two requests at the rate, at least 1
+	depth    int64 // ns: burst × interval
+	Burst    uint64
+}
+
+// None says whether nothing is limited.
+func (l Limit) None() bool { return l.interval == 0 }
+
+const second = int64(time.Second)
+
+// Of is the limit that one of share nodes enforces: the rate divided by share, yet neither less than one request a second
+// (or than the rate itself where that is lower) nor a burst below one. The burst is a fifth of a period's requests,
+// or 20 of them where that is more, never more than a whole period's.
+func Of(r snapshot.Rate, share int) Limit {
+	if r.Requests == 0 || r.Per <= 0 {
+		return Limit{}
+	}
+	n := uint64(max(share, 1))
+	interval := ceilDiv(uint64(r.Per), n, r.Requests)
+	if whole := ceilDiv(uint64(r.Per), 1, r.Requests); interval > second {
+		interval = max(second, whole)
+	}
+	requests := r.Requests / n
+	burst := max(1, requests/5, min(requests, 20))
+	if interval > math.MaxInt64/4/int64(min(burst, math.MaxInt32)) {
+		burst = 1
+	}
+	burst = min(burst, uint64(math.MaxInt64/4/interval))
+	return Limit{interval: interval, depth: interval * int64(burst), Burst: burst}
+}
+
+// ceilDiv is ⌈a·b/c⌉, at least 1 and at most an eighth of the int64 range.
+func ceilDiv(a, b, c uint64) int64 {
+	const most = math.MaxInt64 / 8
+	hi, lo := bits.Mul64(a, b)
+	if hi >= c {
+		return most
+	}
+	q, r := bits.Div64(hi, lo, c)
+	if r > 0 {
+		q++
+	}
+	return int64(min(max(q, 1), most))
+}
+
+// Decision is what became of one request.
+type Decision struct {
+	OK         bool
+	Remaining  uint64        // requests that would be admitted at once after this one
+	RetryAfter time.Duration // until the next one is admitted; 0 when OK
+	Overflow   bool          // decided by the overflow bucket of the key's group
+}
+
+// Key hashes the bucket's name; the hash is keyed with the table's own random seeds. The tenant is part of every key (A10).
+// Scope is what the limit is written on (the route's id; empty for a plan's rate), id is whose requests are counted.
+func (t *Table) Key(kind Kind, tenant, scope, id string) Key {
+	var h maphash.Hash
+	h.SetSeed(t.seeds[0])
+	name(&h, kind, tenant, scope)
+	group := h.Sum64()
+	_, _ = h.WriteString(id)
+	k := Key{hi: h.Sum64(), group: group}
+	h.SetSeed(t.seeds[1])
+	name(&h, kind, tenant, scope)
+	_, _ = h.WriteString(id)
+	k.lo = h.Sum64() | 1 // never 0, which marks an empty place
+	return k
+}
+
+func name(h *maphash.Hash, kind Kind, tenant, scope string) {
+	_ = h.WriteByte(byte(kind))
+	_, _ = h.WriteString(tenant)
+	_ = h.WriteByte(0)
+	_, _ = h.WriteString(scope)
+	_ = h.WriteByte(0)
+}
+
+// admit is GCRA: the bucket's number after one more request at now, and whether that request is admitted.
+// A number further away than the depth comes from a limit that has been raised since; it counts as an empty bucket.
+func (l Limit) admit(tat, now int64) (next int64, d Decision) {
+	tat = min(max(tat, now), now+l.depth)
+	next = tat + l.interval
+	if over := next - now - l.depth; over > 0 {
+		return tat, Decision{RetryAfter: time.Duration(over)}
+	}
+	return next, Decision{OK: true, Remaining: uint64((now + l.depth - next) / l.interval)}
+}

@@ -1,0 +1,144 @@
+package limit
+
+import (
+	"hash/maphash"
+	"math"
+	"sync/atomic"
+)
+
+const (
+	ways   = 8
+	groups = 1 << 10 // overflow buckets
+	tries  = 64      // rounds of contention before the overflow bucket decides
+
+	never = math.MinInt64 // an empty place: full for ever
+	busy  = math.MaxInt64 // a place whose key is being replaced
+)
+
+// Table holds the buckets of one node. It is safe for any number of goroutines and never allocates after New.
+type Table struct {
+	seeds    [2]maphash.Seed
+	mask     uint64
+	sets     []set
+	overflow [groups]atomic.Int64
+}
+
+// set holds the places of the keys that hash to it. A place's tat is the only word that changes in place.
+// Invariant: while a place's tat is t ≠ busy, its key is the one for which t was written; a replacement writes busy,
+// then the key, then a t larger than the one it found. So a compare-and-swap from t succeeds only for the right key.
+type set struct {
+	insert atomic.Bool // held by the one goroutine that adds a key to this set
+	tat    [ways]atomic.Int64
+	hi, lo [ways]atomic.Uint64
+}
+
+// New makes a table of at least capacity places, 24 bytes each, rounded up to a power of two; at least 64.
+func New(capacity int) *Table {
+	n := uint64(8)
+	for int(n)*ways < capacity && n < 1<<24 {
+		n *= 2
+	}
+	t := &Table{seeds: [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}, mask: n - 1, sets: make([]set, n)}
+	for i := range t.sets {
+		for j := range ways {
+			t.sets[i].tat[j].Store(never)
+		}
+	}
+	for i := range t.overflow {
+		t.overflow[i].Store(never)
+	}
+	return t
+}
+
+// Take asks for one request under the limit. Now is in nanoseconds of a monotonic clock that all callers share.
+// Promise: over any time T, the requests admitted for one key are at most rate·T + burst.
+func (t *Table) Take(k Key, l Limit, now int64) Decision {
+	if l.None() {
+		return Decision{OK: true, Remaining: math.MaxUint64}
+	}
+	s := &t.sets[k.hi&t.mask]
+	for range tries {
+		place := s.find(k)
+		if place < 0 {
+			if d, done := s.add(k, l, now); done {
+				return d
+			}
+			if s.crowded(now) {
+				break
+			}
+			continue
+		}
+		if d, done := s.spend(place, k, l, now); done {
+			return d
+		}
+	}
+	return t.spill(k, l, now)
+}
+
+func (s *set) find(k Key) int {
+	for i := range ways {
+		if s.hi[i].Load() == k.hi && s.lo[i].Load() == k.lo {
+			return i
+		}
+	}
+	return -1
+}
+
+// spend takes from the bucket at the place; done is false when another goroutine was faster.
+func (s *set) spend(i int, k Key, l Limit, now int64) (d Decision, done bool) {
+	tat := s.tat[i].Load()
+	if tat == busy || s.hi[i].Load() != k.hi || s.lo[i].Load() != k.lo {
+		return Decision{}, false
+	}
+	next, d := l.admit(tat, now)
+	if next == tat {
+		return d, true
+	}
+	return d, s.tat[i].CompareAndSwap(tat, next)
+}
+
+// add gives the key a place that is empty or whose bucket is full; done is false when there was none or the set was held.
+func (s *set) add(k Key, l Limit, now int64) (d Decision, done bool) {
+	if !s.insert.CompareAndSwap(false, true) {
+		return Decision{}, false
+	}
+	defer s.insert.Store(false)
+	if s.find(k) >= 0 {
+		return Decision{}, false
+	}
+	for i := range ways {
+		old := s.tat[i].Load()
+		if old > now || !s.tat[i].CompareAndSwap(old, busy) {
+			continue
+		}
+		s.hi[i].Store(k.hi)
+		s.lo[i].Store(k.lo)
+		next, d := l.admit(now, now)
+		s.tat[i].Store(next)
+		return d, true
+	}
+	return Decision{}, false
+}
+
+// crowded says that no place of the set is free at now.
+func (s *set) crowded(now int64) bool {
+	for i := range ways {
+		if s.tat[i].Load() <= now {
+			return false
+		}
+	}
+	return true
+}
+
+// spill decides by the overflow bucket that the keys of a group without a place share.
+func (t *Table) spill(k Key, l Limit, now int64) Decision {
+	cell := &t.overflow[k.group%groups]
+	for {
+		tat := cell.Load()
+		next, d := l.admit(tat, now)
+		d.Overflow = true
+		if !d.OK || cell.CompareAndSwap(tat, next) {
+			return d
+		}
+	}
+}
