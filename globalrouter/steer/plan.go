@@ -31,7 +31,7 @@ type Plan struct {
 	Sets []Set `json:"sets"`
 	// Names maps a steered DNS name (lower case, without the final dot) to an index of Sets.
 	Names map[string]int `json:"names"`
-	// Rows[set][locality] are the 256 slots of one atom.
+	// Rows[set][locality] are the slots of one atom: the pair of a shard set and a locality.
 	Rows [][]Row `json:"rows"`
 
 	// AllDown: nothing was usable, so the plan answers as if everything were up (P9).
@@ -39,9 +39,6 @@ type Plan struct {
 	// Unplaced names what found no room, bulk first (P5).
 	Unplaced []Unplaced `json:"unplaced,omitempty"`
 }
-
-// Row is 256 slots; each names a cell by its index in Plan.Cells.
-type Row []uint16
 
 // Cell is a cell as a router needs it.
 type Cell struct {
