@@ -1,0 +1,153 @@
+package balance
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+var start = time.Unix(1e9, 0)
+
+func fail(s *Set, i, n int, now time.Time) (ejected bool) {
+	for range n {
+		s.Begin(i)
+		ejected = s.End(i, false, time.Millisecond, now) || ejected
+	}
+	return ejected
+}
+
+func TestFiveConsecutiveFailuresEjectForGrowingTimes(t *testing.T) {
+	s, now := New(P2C, 4), start
+	for n := 1; n <= 3; n++ {
+		if fail(s, 2, FailuresToEject-1, now) {
+			t.Fatal("ejected before the fifth failure")
+		}
+		if !fail(s, 2, 1, now) {
+			t.Fatalf("round %d: the fifth failure did not eject", n)
+		}
+		until := time.Duration(n) * EjectFor
+		if !s.Ejected(2, now.Add(until-1)) || s.Ejected(2, now.Add(until)) {
+			t.Fatalf("round %d: not out for exactly %v", n, until)
+		}
+		for r := range 100 {
+			if s.Pick(rand.Uint64(), 0, now.Add(time.Duration(r)*time.Millisecond)) == 2 {
+				t.Fatal("an ejected endpoint was picked")
+			}
+		}
+		now = now.Add(until)
+	}
+}
+
+func TestASuccessEndsTheRunOfFailures(t *testing.T) {
+	s := New(P2C, 4)
+	for range 20 {
+		fail(s, 1, FailuresToEject-1, start)
+		s.Begin(1)
+		s.End(1, true, time.Millisecond, start)
+	}
+	if s.Ejected(1, start) {
+		t.Fatal("ejected without five failures in a row")
+	}
+}
+
+func TestNeverMoreThanHalfIsEjected(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.IntRange(1, 9).Draw(t, "n")
+		s := New(P2C, n)
+		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+			fail(s, rapid.IntRange(0, n-1).Draw(t, "i"), 30, start)
+		}
+		out := 0
+		for i := range n {
+			if s.Ejected(i, start) {
+				out++
+			}
+		}
+		if out*2 > n {
+			t.Fatalf("%d of %d are out", out, n)
+		}
+		if s.Pick(7, 0, start) < 0 {
+			t.Fatal("nothing left to pick")
+		}
+	})
+}
+
+func TestABlipOfEveryFifthAnswerOnAllEjectsNone(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	s, now := New(P2C, 6), start
+	for range 20000 {
+		i := s.Pick(r.Uint64(), 0, now)
+		s.Begin(i)
+		if s.End(i, r.IntN(5) > 0, time.Millisecond, now) {
+			t.Fatal("an endpoint was ejected for what all did")
+		}
+		now = now.Add(500 * time.Microsecond)
+	}
+}
+
+func TestAFastFailingEndpointAttractsNoTraffic(t *testing.T) {
+	for _, n := range []int{2, 3} {
+		r := rand.New(rand.NewPCG(3, 4))
+		s, now, hits := New(P2C, n), start, 0
+		for range 2000 {
+			i := s.Pick(r.Uint64(), 0, now)
+			s.Begin(i)
+			took := 10 * time.Millisecond
+			if i == 0 {
+				hits++
+				took = 100 * time.Microsecond
+			}
+			s.End(i, i != 0, took, now)
+			now = now.Add(time.Millisecond)
+		}
+		if hits > 100 {
+			t.Fatalf("of %d endpoints the failing one got %d of 2000 requests", n, hits)
+		}
+	}
+}
+
+func TestP2CPrefersTheLessLoaded(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 6))
+	s := New(P2C, 2)
+	for range 50 {
+		s.Begin(0)
+	}
+	for range 100 {
+		if s.Pick(r.Uint64(), 0, start) != 1 {
+			t.Fatal("the loaded endpoint was picked")
+		}
+	}
+}
+
+func TestTriedEndpointsAreNotPickedAgain(t *testing.T) {
+	for _, m := range []Method{P2C, RoundRobin, LeastRequests} {
+		s := New(m, 3)
+		var tried uint64
+		for range 3 {
+			i := s.Pick(rand.Uint64(), tried, start)
+			if i < 0 || tried>>i&1 == 1 {
+				t.Fatalf("method %d picked %d with %b tried", m, i, tried)
+			}
+			tried |= 1 << i
+		}
+		if i := s.Pick(rand.Uint64(), tried, start); i >= 0 {
+			t.Fatalf("method %d picked %d although all were tried", m, i)
+		}
+	}
+	if New(P2C, 0).Pick(1, 0, start) != -1 {
+		t.Fatal("an empty set gave an endpoint")
+	}
+}
+
+func TestPickAllocatesNothing(t *testing.T) {
+	s := New(P2C, 8)
+	if n := testing.AllocsPerRun(1000, func() {
+		i := s.Pick(rand.Uint64(), 0, start)
+		s.Begin(i)
+		s.End(i, true, time.Millisecond, start)
+	}); n != 0 {
+		t.Fatalf("%v allocations", n)
+	}
+}

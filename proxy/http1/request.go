@@ -1,0 +1,227 @@
+package http1
+
+import "bytes"
+
+// Request is one request head.
+type Request struct {
+	Head
+	method    Span
+	target    Span // path and query, or "*"
+	authority Span // host[:port] of the target or of the Host field; empty with HTTP/1.0 without Host
+	// Expect is set by a 100-continue expectation of an HTTP/1.1 client.
+	Expect bool
+	// Upgrade is set when the client offers another protocol on this connection (RFC 9110, section 7.8).
+	Upgrade bool
+}
+
+// Method is the method as it came; methods are case-sensitive.
+func (r *Request) Method() []byte { return r.buf[r.method.Start:r.method.End] }
+
+// Target is path and query as they came, beginning with '/', or "*".
+func (r *Request) Target() []byte { return r.buf[r.target.Start:r.target.End] }
+
+// Authority is host and optional port as they came. Only characters of names, addresses and ports are in it.
+func (r *Request) Authority() []byte { return r.buf[r.authority.Start:r.authority.End] }
+
+// Preface says whether this is the beginning of an HTTP/2 connection with prior knowledge (RFC 9113, section 3.4).
+func Preface(b []byte) bool { return bytes.HasPrefix(b, []byte("PRI * HTTP/2.0\r\n")) }
+
+// Parse reads a head at the start of b and returns its length, or 0 when b ends before the head does. Call it again
+// with the same bytes and more; Restart before a new message.
+func (r *Request) Parse(b []byte) (int, error) {
+	n, err := r.end(b)
+	if n == 0 {
+		if err == nil || err == ErrTooLarge {
+			if e := tooLongTarget(b); e != nil {
+				return 0, e
+			}
+		}
+		return 0, err
+	}
+	b = b[:n]
+	r.reset(b)
+	i, err := r.parseLine(b)
+	if err != nil {
+		return 0, err
+	}
+	if err := r.parseFields(b, i); err != nil {
+		return 0, err
+	}
+	if err := r.check(); err != nil {
+		return 0, err
+	}
+	r.Restart()
+	return n, nil
+}
+
+// tooLongTarget tells a head that can't end because its first line is too long from one with too many fields.
+func tooLongTarget(b []byte) error {
+	if len(b) > MaxTarget+64 && bytes.IndexByte(b[:MaxTarget+64], '\n') < 0 {
+		return ErrURL
+	}
+	return nil
+}
+
+func (r *Request) parseLine(b []byte) (int, error) {
+	i := 0
+	for class[b[i]]&isToken != 0 {
+		i++
+	}
+	if i == 0 || b[i] != ' ' {
+		return 0, ErrSyntax
+	}
+	r.method = Span{0, uint32(i)}
+	i++
+	t0 := i
+	for class[b[i]]&isTarget != 0 {
+		i++
+	}
+	if i-t0 > MaxTarget {
+		return 0, ErrURL
+	}
+	r.target, r.authority = Span{uint32(t0), uint32(i)}, Span{}
+	if i == t0 || len(b)-i < 11 || string(b[i:i+8]) != " HTTP/1." || b[i+9] != '\r' || b[i+10] != '\n' {
+		return 0, ErrSyntax
+	}
+	if b[i+8] != '0' && b[i+8] != '1' {
+		return 0, ErrSyntax
+	}
+	r.Minor = b[i+8] - '0'
+	return i + 11, r.splitTarget(b[t0:i], t0)
+}
+
+// splitTarget takes the four forms of RFC 9112, section 3.2, apart.
+func (r *Request) splitTarget(t []byte, at int) error {
+	method := r.Method()
+	switch {
+	case string(method) == "CONNECT":
+		if !validAuthority(t) {
+			return ErrSyntax
+		}
+		r.authority = r.target
+		return nil
+	case t[0] == '/':
+		return nil
+	case len(t) == 1 && t[0] == '*':
+		if string(method) != "OPTIONS" {
+			return ErrSyntax
+		}
+		return nil
+	}
+	return r.splitAbsolute(t, at)
+}
+
+func (r *Request) splitAbsolute(t []byte, at int) error {
+	i := 0
+	switch {
+	case len(t) > 7 && equalFold(t[:7], "http://"):
+		i = 7
+	case len(t) > 8 && equalFold(t[:8], "https://"):
+		i = 8
+	default:
+		return ErrSyntax
+	}
+	slash := bytes.IndexByte(t[i:], '/')
+	if slash < 0 || !validAuthority(t[i:i+slash]) {
+		return ErrSyntax
+	}
+	r.authority = Span{uint32(at + i), uint32(at + i + slash)}
+	r.target.Start = uint32(at + i + slash)
+	return nil
+}
+
+// check holds the rules that need the whole head.
+func (r *Request) check() error {
+	if r.Chunked && (r.Length >= 0 || r.Minor == 0) {
+		return ErrFraming
+	}
+	if err := r.checkHost(); err != nil {
+		return err
+	}
+	if r.Minor == 0 {
+		r.Close = r.Close || !r.keep
+	}
+	return r.checkExpect()
+}
+
+func (r *Request) checkHost() error {
+	hosts := 0
+	for i := range r.fields[:r.n] {
+		f := &r.fields[i]
+		if f.Kind != Host {
+			continue
+		}
+		v := r.Value(f)
+		if hosts++; !validAuthority(v) {
+			return ErrSyntax
+		}
+		if r.authority.End == 0 {
+			r.authority = f.value
+		} else if hosts == 1 && string(r.Method()) != "CONNECT" && !bytes.EqualFold(v, r.Authority()) {
+			return ErrSyntax
+		}
+	}
+	if hosts > 1 || hosts == 0 && r.Minor > 0 {
+		return ErrSyntax
+	}
+	return nil
+}
+
+func (r *Request) checkExpect() error {
+	r.Expect, r.Upgrade = false, false
+	for i := range r.fields[:r.n] {
+		f := &r.fields[i]
+		switch f.Kind {
+		case Expect:
+			if !equalFold(r.Value(f), "100-continue") {
+				return ErrSyntax
+			}
+			r.Expect = r.Minor > 0
+		case Upgrade:
+			// An offer of cleartext HTTP/2 is ignored as RFC 9113, section 3.1, allows: plain clients send it always.
+			r.Upgrade = r.Upgrade || r.upgrade && !equalFold(r.Value(f), "h2c")
+		}
+	}
+	return nil
+}
+
+// HasBody says whether body bytes follow the head. Without a length a request has none (RFC 9112, section 6.3).
+func (r *Request) HasBody() bool { return r.Chunked || r.Length > 0 }
+
+// Persistent10 says whether an HTTP/1.0 client asked to keep the connection.
+func (r *Request) Persistent10() bool { return r.Minor == 0 && r.keep && !r.Close }
+
+// validAuthority takes a registered name, an IPv4 address or a bracketed IPv6 address with an optional port, no user.
+func validAuthority(v []byte) bool {
+	i := 0
+	if len(v) > 0 && v[0] == '[' {
+		for i = 1; i < len(v) && (class[v[i]]&isHex != 0 || v[i] == ':' || v[i] == '.'); i++ {
+		}
+		if i < 4 || i == len(v) || v[i] != ']' {
+			return false
+		}
+		i++
+	} else {
+		for i < len(v) && class[v[i]]&isHost != 0 {
+			i++
+		}
+	}
+	if i == 0 || i > 255 {
+		return false
+	}
+	return i == len(v) || v[i] == ':' && validPort(v[i+1:])
+}
+
+func validPort(v []byte) bool {
+	if len(v) == 0 || len(v) > 5 {
+		return false
+	}
+	n := 0
+	for _, c := range v {
+		if c < '0' || c > '9' {
+			return false
+		}
+		n = n*10 + int(c-'0')
+	}
+	return n > 0 && n < 1<<16
+}

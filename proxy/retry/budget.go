@@ -1,0 +1,61 @@
+package retry
+
+import (
+	"sync"
+	"time"
+)
+
+// The budget per upstream and node (I7): retries of the last 10 s ≤ max(10% of the originals of the last 10 s, 3/s).
+const (
+	windowSeconds = 10
+	share         = 10 // one retry per this many originals
+	floor         = 3 * windowSeconds
+)
+
+// Budget counts original requests and retries over the last ten seconds. It is shared by all exchanges of an upstream.
+// The zero value is ready; a nil budget refuses.
+type Budget struct {
+	mu      sync.Mutex
+	buckets [windowSeconds]bucket
+}
+
+type bucket struct {
+	second             int64
+	originals, retries uint32
+}
+
+// Original counts a first attempt.
+func (b *Budget) Original(now time.Time) {
+	b.mu.Lock()
+	b.at(now.Unix()).originals++
+	b.mu.Unlock()
+}
+
+// Take takes one retry, or says that the budget is used up.
+func (b *Budget) Take(now time.Time) bool {
+	if b == nil {
+		return false
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var originals, retries uint32
+	for i := range b.buckets {
+		if k := &b.buckets[i]; k.second > now.Unix()-windowSeconds && k.second <= now.Unix() {
+			originals += k.originals
+			retries += k.retries
+		}
+	}
+	if retries >= max(originals/share, floor) {
+		return false
+	}
+	b.at(now.Unix()).retries++
+	return true
+}
+
+func (b *Budget) at(second int64) *bucket {
+	k := &b.buckets[uint64(second)%windowSeconds]
+	if k.second != second {
+		*k = bucket{second: second}
+	}
+	return k
+}

@@ -1,0 +1,90 @@
+package retry
+
+import (
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+var start = time.Unix(1e9, 0)
+
+var all = Rule{Attempts: 2, OnConnectFailure: true, OnReset: true, On502: true, On503: true, On504: true}
+
+func TestAPostWhoseBytesLeftIsNeverRepeated(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		m := Machine{Rule: all, Replayable: rapid.Bool().Draw(t, "replayable"), Budget: new(Budget)}
+		for range 4 {
+			a := Attempt{Result: Result(rapid.IntRange(0, int(Fatal)).Draw(t, "result")), Status: 503, Sent: rapid.Bool().Draw(t, "sent")}
+			if m.Again(a, start) && a.Sent {
+				t.Fatalf("%+v was repeated", a)
+			}
+		}
+	})
+}
+
+func TestAttemptsNeverPassTheRule(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		rule := all
+		rule.Attempts = rapid.IntRange(0, 2).Draw(t, "attempts")
+		m, retries := Machine{Rule: rule, Idempotent: true, Replayable: true, Budget: new(Budget)}, 0
+		for range 8 {
+			if m.Again(Attempt{Result: Result(rapid.IntRange(0, int(Fatal)).Draw(t, "result")), Status: 503}, start) {
+				retries++
+			}
+		}
+		if retries > rule.Attempts+1 {
+			t.Fatalf("%d retries with %d attempts and one stale connection allowed", retries, rule.Attempts)
+		}
+	})
+}
+
+func TestConditionsAreByName(t *testing.T) {
+	for name, c := range map[string]struct {
+		rule Rule
+		a    Attempt
+		want bool
+	}{
+		"connect failure named":     {Rule{Attempts: 1, OnConnectFailure: true}, Attempt{Result: ConnectFailed}, true},
+		"connect failure not named": {Rule{Attempts: 1, OnReset: true}, Attempt{Result: ConnectFailed}, false},
+		"reset named":               {Rule{Attempts: 1, OnReset: true}, Attempt{Result: Reset, Sent: true}, true},
+		"stale needs no rule":       {Rule{}, Attempt{Result: Stale, Sent: true}, true},
+		"502 is not 503":            {Rule{Attempts: 1, On503: true}, Attempt{Result: Answered, Status: 502}, false},
+		"503 named":                 {Rule{Attempts: 1, On503: true}, Attempt{Result: Answered, Status: 503, Sent: true}, true},
+		"200 never":                 {all, Attempt{Result: Answered, Status: 200}, false},
+		"timeout never":             {all, Attempt{Result: TimedOut, Sent: true}, false},
+		"fatal never":               {all, Attempt{Result: Fatal}, false},
+	} {
+		m := Machine{Rule: c.rule, Idempotent: true, Replayable: true, Budget: new(Budget)}
+		if got := m.Again(c.a, start); got != c.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+func TestBudgetIsATenthOfOriginalsOrThreeASecond(t *testing.T) {
+	b, now, retries := new(Budget), start, 0
+	for i := range 40000 {
+		if i%4 == 0 {
+			now = now.Add(time.Millisecond)
+		}
+		b.Original(now)
+		if b.Take(now) {
+			retries++
+		}
+	}
+	if retries < 3900 || retries > 4000 {
+		t.Fatalf("%d retries for 40000 originals", retries)
+	}
+	b, now, retries = new(Budget), start, 0
+	for range 600 {
+		now = now.Add(100 * time.Millisecond)
+		b.Original(now)
+		if b.Take(now) {
+			retries++
+		}
+	}
+	if retries < 170 || retries > 190 {
+		t.Fatalf("the floor gave %d retries in a minute, not 3 a second", retries)
+	}
+}

@@ -1,0 +1,334 @@
+// Package upstream is a node's side of the connections to what it forwards to: one bounded pool per upstream (a
+// bulkhead), dialling with a check of the resolved address, TLS, and the registry that keeps pools over snapshots.
+package upstream
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/cellgate/cellgate/proxy/balance"
+	"github.com/cellgate/cellgate/proxy/retry"
+	"github.com/cellgate/cellgate/snapshot"
+)
+
+// Why no connection could be had.
+var (
+	ErrPoolFull  = errors.New("upstream: the pool and its queue are full")
+	ErrNoTime    = errors.New("upstream: no connection became free in time")
+	ErrForbidden = errors.New("upstream: the address may not be dialled")
+)
+
+// Timers of connections (I6).
+const (
+	ConnectTimeout = 3 * time.Second
+	idleTimeout    = 55 * time.Second
+	maxAge         = 5 * time.Minute
+	// quietFor is how long a connection may lie idle before it is looked at ahead of its use.
+	quietFor = time.Second
+)
+
+// Pool holds the connections to one upstream. At most max are open, idle ones included; at most maxPending exchanges
+// wait for one, first come first served; beyond that Acquire fails at once.
+type Pool struct {
+	ID     string
+	Set    *balance.Set
+	Budget retry.Budget
+
+	names  []string // endpoints as the document spells them
+	places []*place
+	tls    *tls.Config // nil: plain
+	mutual bool
+	auto   bool // plain on loopback, TLS elsewhere
+	opts   *Options
+
+	max, maxPending int
+
+	mu      sync.Mutex
+	open    int
+	idle    [][]*Conn // per endpoint, the most recently used last
+	idles   int
+	waiting []*waiter
+	retired bool
+}
+
+// waiter gets a connection, or with nil the right to open one.
+type waiter struct{ ready chan *Conn }
+
+var waiters = sync.Pool{New: func() any { return &waiter{make(chan *Conn, 1)} }}
+
+// Options are what all pools share.
+type Options struct {
+	Allow snapshot.Allow
+	// Lookup resolves names; nil means the system's resolver.
+	Lookup func(ctx context.Context, network, host string) ([]netip.Addr, error)
+}
+
+func newPool(u snapshot.Upstream, opts *Options) (*Pool, error) {
+	p := &Pool{ID: u.ID, names: u.Endpoints, opts: opts, max: u.Pool.MaxConnections, maxPending: u.Pool.MaxPending}
+	if len(p.names) == 0 && u.Discovery.DNS != "" {
+		p.names = []string{u.Discovery.DNS}
+	}
+	if p.max == 0 {
+		p.max = snapshot.DefaultPool().MaxConnections
+	}
+	if p.maxPending == 0 {
+		p.maxPending = snapshot.DefaultPool().MaxPending
+	}
+	for _, e := range p.names {
+		place, err := parsePlace(e)
+		if err != nil {
+			return nil, err
+		}
+		p.places = append(p.places, place)
+	}
+	p.Set, p.idle = balance.New(balance.Parse(u.Balance), len(p.places)), make([][]*Conn, len(p.places))
+	var err error
+	p.tls, p.auto, err = tlsConfig(u.TLS)
+	p.mutual = u.TLS.ClientCert != ""
+	return p, err
+}
+
+// Name is the endpoint as the document spells it.
+func (p *Pool) Name(endpoint int) string { return p.names[endpoint] }
+
+// Mutual says whether the upstream knows us by certificate.
+func (p *Pool) Mutual() bool { return p.mutual }
+
+// Acquire gets a connection, preferably an idle one to endpoint; when it had to wait it may be one to another endpoint.
+// careful asks for a look at the socket before a reused connection is given out.
+func (p *Pool) Acquire(endpoint int, careful, fresh bool, now, deadline time.Time) (*Conn, error) {
+	p.mu.Lock()
+	for !fresh {
+		c := p.pop(endpoint)
+		if c == nil {
+			break
+		}
+		if age := now.Sub(c.idle); age > idleTimeout || (careful || age > quietFor) && !c.Alive() {
+			p.open--
+			c.Conn.Close()
+			continue
+		}
+		p.mu.Unlock()
+		c.take()
+		c.Reused = true
+		return c, nil
+	}
+	if p.open >= p.max && !p.evict() {
+		return p.wait(endpoint, deadline) // unlocks
+	}
+	p.open++
+	p.mu.Unlock()
+	return p.dial(endpoint, now, deadline)
+}
+
+func (p *Pool) pop(endpoint int) *Conn {
+	l := p.idle[endpoint]
+	if len(l) == 0 {
+		return nil
+	}
+	c := l[len(l)-1]
+	p.idle[endpoint] = l[:len(l)-1]
+	p.idles--
+	return c
+}
+
+// evict closes the idle connection of some endpoint to make room.
+func (p *Pool) evict() bool {
+	if p.idles == 0 {
+		return false
+	}
+	for i := range p.idle {
+		if c := p.pop(i); c != nil {
+			p.open--
+			c.Conn.Close()
+			return true
+		}
+	}
+	return false
+}
+
+// wait queues for a connection. It is entered with the lock held.
+func (p *Pool) wait(endpoint int, deadline time.Time) (*Conn, error) {
+	if len(p.waiting) >= p.maxPending {
+		p.mu.Unlock()
+		return nil, ErrPoolFull
+	}
+	w := waiters.Get().(*waiter)
+	p.waiting = append(p.waiting, w)
+	p.mu.Unlock()
+	timer := time.NewTimer(time.Until(deadline))
+	defer timer.Stop()
+	select {
+	case c := <-w.ready:
+		waiters.Put(w)
+		return p.given(c, endpoint, deadline)
+	case <-timer.C:
+	}
+	if !p.leave(w) { // it was served in the same instant
+		c := <-w.ready
+		waiters.Put(w)
+		return p.given(c, endpoint, deadline)
+	}
+	return nil, ErrNoTime
+}
+
+func (p *Pool) given(c *Conn, endpoint int, deadline time.Time) (*Conn, error) {
+	if c == nil {
+		return p.dial(endpoint, time.Now(), deadline)
+	}
+	c.take()
+	c.Reused = true
+	return c, nil
+}
+
+func (p *Pool) leave(w *waiter) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i, q := range p.waiting {
+		if q == w {
+			p.waiting = append(p.waiting[:i], p.waiting[i+1:]...)
+			return true
+		}
+	}
+	return false
+}
+
+// dial opens a connection in a slot that is already counted.
+func (p *Pool) dial(endpoint int, now, deadline time.Time) (*Conn, error) {
+	if limit := now.Add(ConnectTimeout); limit.Before(deadline) {
+		deadline = limit
+	}
+	ctx, cancel := context.WithDeadline(context.Background(), deadline)
+	defer cancel()
+	nc, err := p.connect(ctx, p.places[endpoint], now)
+	if err != nil {
+		p.freeSlot()
+		return nil, err
+	}
+	c := &Conn{Conn: nc, Endpoint: endpoint, pool: p, born: now}
+	c.peek.Reset(rawConn(nc))
+	c.take()
+	return c, nil
+}
+
+func (p *Pool) connect(ctx context.Context, at *place, now time.Time) (net.Conn, error) {
+	addr, err := at.address(ctx, p.opts.Lookup, now)
+	if err != nil {
+		return nil, err
+	}
+	if !permitted(addr.Addr(), p.opts.Allow) {
+		return nil, ErrForbidden
+	}
+	var d net.Dialer
+	nc, err := d.DialContext(ctx, "tcp", addr.String())
+	if err != nil || p.tls == nil || p.auto && addr.Addr().IsLoopback() {
+		return nc, err
+	}
+	cfg := p.tls
+	if cfg.ServerName == "" {
+		cfg = cfg.Clone()
+		cfg.ServerName = at.host
+	}
+	tc := tls.Client(nc, cfg)
+	if err := tc.HandshakeContext(ctx); err != nil {
+		nc.Close()
+		return nil, err
+	}
+	return tc, nil
+}
+
+func rawConn(c net.Conn) net.Conn {
+	if tc, ok := c.(*tls.Conn); ok {
+		return tc.NetConn()
+	}
+	return c
+}
+
+// Release gives the connection back. reusable must be false unless the request was written whole and the answer read
+// whole, and neither side announced a close (CASES G7).
+func (p *Pool) Release(c *Conn, reusable bool, now time.Time) {
+	clean := reusable && c.r == c.w && now.Sub(c.born) < maxAge
+	c.drop()
+	if !clean {
+		c.Conn.Close()
+		p.freeSlot()
+		return
+	}
+	c.idle = now
+	p.mu.Lock()
+	if p.retired {
+		p.open--
+		p.mu.Unlock()
+		c.Conn.Close()
+		return
+	}
+	if w := p.first(); w != nil {
+		p.mu.Unlock()
+		w.ready <- c
+		return
+	}
+	p.idle[c.Endpoint] = append(p.idle[c.Endpoint], c)
+	p.idles++
+	p.mu.Unlock()
+}
+
+// freeSlot passes a closed connection's slot on to the first in the queue.
+func (p *Pool) freeSlot() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if w := p.first(); w != nil {
+		w.ready <- nil
+		return
+	}
+	p.open--
+}
+
+func (p *Pool) first() *waiter {
+	if len(p.waiting) == 0 {
+		return nil
+	}
+	w := p.waiting[0]
+	p.waiting = append(p.waiting[:0], p.waiting[1:]...)
+	return w
+}
+
+// sweep closes connections that were idle for too long, or all idle ones.
+func (p *Pool) sweep(now time.Time, all bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i, l := range p.idle {
+		old := 0
+		for old < len(l) && (all || now.Sub(l[old].idle) > idleTimeout) {
+			l[old].Conn.Close()
+			old++
+		}
+		p.open -= old
+		p.idles -= old
+		p.idle[i] = append(l[:0], l[old:]...)
+	}
+}
+
+// Stats are a pool's numbers at one moment.
+type Stats struct {
+	ID                  string
+	Open, Idle, Pending int
+	Ejected             int
+	Endpoints           int
+}
+
+func (p *Pool) stats(now time.Time) Stats {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := Stats{ID: p.ID, Open: p.open, Idle: p.idles, Pending: len(p.waiting), Endpoints: len(p.places)}
+	for i := range p.places {
+		if p.Set.Ejected(i, now) {
+			s.Ejected++
+		}
+	}
+	return s
+}

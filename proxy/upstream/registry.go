@@ -1,0 +1,130 @@
+package upstream
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"sort"
+	"sync"
+	"time"
+
+	"github.com/cellgate/cellgate/snapshot"
+)
+
+// Registry keeps pools over swaps of snapshots: an upstream whose definition did not change keeps its connections and
+// what is known of its endpoints.
+type Registry struct {
+	opts  Options
+	mu    sync.Mutex
+	pools map[string]*Pool // by content
+}
+
+// NewRegistry makes an empty registry.
+func NewRegistry(opts Options) *Registry {
+	if opts.Lookup == nil {
+		opts.Lookup = net.DefaultResolver.LookupNetIP
+	}
+	return &Registry{opts: opts, pools: map[string]*Pool{}}
+}
+
+// Pools gives the pool of every upstream, in their order, making those that are new. It changes nothing on an error.
+// Pools that are no longer named stay until Retire.
+func (r *Registry) Pools(us []snapshot.Upstream) ([]*Pool, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out, made := make([]*Pool, len(us)), map[string]*Pool{}
+	for i, u := range us {
+		key, err := contentKey(u)
+		if err != nil {
+			return nil, err
+		}
+		if p := r.pools[key]; p != nil {
+			out[i] = p
+			continue
+		}
+		p, err := newPool(u, &r.opts)
+		if err != nil {
+			return nil, err
+		}
+		out[i], made[key] = p, p
+	}
+	for key, p := range made {
+		r.pools[key] = p
+	}
+	return out, nil
+}
+
+// Retire lets go of all pools but these: idle connections are closed now, others when their exchange ends.
+func (r *Registry) Retire(keep []*Pool) {
+	kept := make(map[*Pool]bool, len(keep))
+	for _, p := range keep {
+		kept[p] = true
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for key, p := range r.pools {
+		if kept[p] {
+			continue
+		}
+		delete(r.pools, key)
+		p.mu.Lock()
+		p.retired = true
+		p.mu.Unlock()
+		p.sweep(time.Time{}, true)
+	}
+}
+
+// Sweep closes connections that lay idle for too long.
+func (r *Registry) Sweep(now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, p := range r.pools {
+		p.sweep(now, false)
+	}
+}
+
+// Stats are the numbers of all pools, sorted by id.
+func (r *Registry) Stats(now time.Time) []Stats {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	all := make([]Stats, 0, len(r.pools))
+	for _, p := range r.pools {
+		all = append(all, p.stats(now))
+	}
+	sort.Slice(all, func(i, j int) bool { return all[i].ID < all[j].ID })
+	return all
+}
+
+func contentKey(u snapshot.Upstream) (string, error) {
+	raw, err := json.Marshal(u)
+	if err != nil {
+		return "", fmt.Errorf("upstream: %w", err)
+	}
+	return string(raw), nil
+}
+
+// tlsConfig reads the author's TLS block. auto means off on loopback.
+func tlsConfig(t snapshot.TLS) (cfg *tls.Config, auto bool, err error) {
+	if t.Off {
+		return nil, false, nil
+	}
+	cfg = &tls.Config{MinVersion: tls.VersionTLS12, ServerName: t.ServerName, NextProtos: []string{"http/1.1"},
+		ClientSessionCache: tls.NewLRUClientSessionCache(64)}
+	if t.CA != "" {
+		cfg.RootCAs = x509.NewCertPool()
+		if !cfg.RootCAs.AppendCertsFromPEM([]byte(t.CA)) {
+			return nil, false, errors.New("upstream: tls.ca holds no certificate")
+		}
+	}
+	if t.ClientCert != "" {
+		pair, err := tls.X509KeyPair([]byte(t.ClientCert), []byte(t.ClientCert))
+		if err != nil {
+			return nil, false, fmt.Errorf("upstream: tls.client_cert: %w", err)
+		}
+		cfg.Certificates = []tls.Certificate{pair}
+	}
+	return cfg, t == (snapshot.TLS{}), nil
+}
