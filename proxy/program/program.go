@@ -21,6 +21,7 @@ type Program struct {
 	Upstreams []snapshot.Upstream // sorted by id; Branch.Upstream indexes it
 	Policies  []snapshot.Policy   // sorted by id; Route.Policy indexes it
 	Consumers []Consumer          // sorted by id
+	Identity  Identity            // CompileIdentity over policies and consumers
 }
 
 // Route is what the pipeline needs to know about the route that took a request.
