@@ -9,7 +9,8 @@ import (
 	"github.com/cellgate/cellgate/cells"
 )
 
-// Config is the configuration in canonical form: defaults filled in, spellings unified, every list sorted by id.
+// Config is the configuration in canonical form: spellings unified, values that equal the default left out, every list
+// sorted by id.
 // Two documents that mean the same have equal Configs and so equal checksums.
 type Config struct {
 	Routes    []Route    `json:"routes,omitempty"`
@@ -19,7 +20,12 @@ type Config struct {
 	Consumers []Consumer `json:"consumers,omitempty"`
 	Tenants   []Tenant   `json:"tenants,omitempty"`
 	Samples   []Sample   `json:"samples,omitempty"`
+	// faulty holds the ids of routes that Decode left out because their match is not usable; empty in a valid Config.
+	faulty map[string]bool
 }
+
+// Faulty says that Decode reported problems in the match of the route with that id and left it out.
+func (c *Config) Faulty(id string) bool { return c.faulty[id] }
 
 // Route says which requests go where under which rules.
 type Route struct {
@@ -40,6 +46,16 @@ type Route struct {
 
 // DefaultTimeout is the total time of an exchange whose route names none.
 const DefaultTimeout = 15 * time.Second
+
+// Bounds of a route.
+const (
+	MaxTimeout  = time.Hour
+	MaxAttempts = 2
+	MaxWeight   = 1_000_000
+	MaxBranches = 32
+	// MinAttempt is the least time an attempt may have: a total must hold all attempts of at least this.
+	MinAttempt = 10 * time.Millisecond
+)
 
 // Match is the predicate of a route. Exactly one of Path and PathPrefix is set.
 type Match struct {
@@ -162,6 +178,15 @@ const DefaultTenant = "default"
 type Sample struct {
 	Request SampleRequest `json:"request"`
 	Expect  SampleExpect  `json:"expect"`
+	// At is where the sample stands in its document; not part of the content.
+	At Place `json:"-"`
+}
+
+// Place is a line of a document and the path of what stands there.
+type Place struct {
+	File string
+	Line int
+	Path string
 }
 
 // SampleRequest is the request of a sample.
@@ -190,3 +215,15 @@ type Allow struct {
 func Loopback() Allow {
 	return Allow{Upstreams: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}, PlainURLs: true}
 }
+
+// KeyHashPrefix starts every API key hash.
+const KeyHashPrefix = "sha256:"
+
+// DefaultBalance is the balance of an upstream that names none.
+const DefaultBalance = "p2c"
+
+// The retry conditions beside the statuses "502", "503" and "504".
+const (
+	RetryConnectFailure = "connect-failure"
+	RetryReset          = "reset-before-headers"
+)

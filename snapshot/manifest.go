@@ -29,7 +29,7 @@ type Manifest struct {
 
 // Shard refers to one content-addressed blob: all routes of some hosts, or one of the shared lists.
 type Shard struct {
-	// Key says what the shard holds: "host/<bucket>" or "shared".
+	// Key says what the shard holds: "host/<bucket>" or "shared/<list>".
 	Key    string `json:"key"`
 	Digest Digest `json:"digest"`
 	Bytes  int    `json:"bytes"`

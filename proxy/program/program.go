@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/cellgate/cellgate/cells"
-	"github.com/cellgate/cellgate/proxy/path"
+	"github.com/cellgate/cellgate/proxy/route"
 	"github.com/cellgate/cellgate/snapshot"
 )
 
@@ -22,6 +22,13 @@ type Program struct {
 	Policies  []snapshot.Policy   // sorted by id; Route.Policy indexes it
 	Consumers []Consumer          // sorted by id
 	Identity  Identity            // CompileIdentity over policies and consumers
+
+	index   *route.Index
+	shards  []*shard // in the order of the index's tables
+	tenants []string
+	names   snapshot.Digest // of the ids that compiled routes refer to by number
+	callers snapshot.Digest // of the policies and consumers that Identity was compiled from
+	reused  int
 }
 
 // Route is what the pipeline needs to know about the route that took a request.
@@ -68,19 +75,11 @@ type Consumer struct {
 	RatePerSec uint64 // 0 = no limit
 }
 
-// Request is what routing looks at. Host is lower case without port. Headers may be nil.
-type Request struct {
-	Host    string
-	Method  string
-	Path    path.Clean
-	Query   string // raw, without '?'
-	Headers Headers
-}
+// Request is what routing looks at. Host is in the form of path.Host. Headers may be nil.
+type Request = route.Request
 
 // Headers looks a request header up by its lower-case name; ok is false when it is absent.
-type Headers interface {
-	Get(name string) (value string, ok bool)
-}
+type Headers = route.Headers
 
 // Match is the result of a look-up; Lookup overwrites it whole.
 type Match struct {

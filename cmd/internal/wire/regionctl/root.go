@@ -1,0 +1,76 @@
+// Package regionctl wires the regionctl binary: the commands of operators and service teams, and the server.
+package regionctl
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+)
+
+// The exit codes of every command (DESIGN, section 5).
+const (
+	ExitDone    = 0
+	ExitFailed  = 1
+	ExitUsage   = 2
+	ExitRefused = 3 // by a safety rule; the message names the flag that overrides it
+)
+
+// ExitError is an error with an exit code of its own. Printed says that the command has already told the user.
+type ExitError struct {
+	Code    int
+	Err     error
+	Printed bool
+}
+
+func (e *ExitError) Error() string { return e.Err.Error() }
+func (e *ExitError) Unwrap() error { return e.Err }
+
+// errFailed ends a command with ExitFailed after it has printed why.
+var errFailed = &ExitError{Code: ExitFailed, Err: errors.New("failed"), Printed: true}
+
+// Root is the whole command tree.
+func Root() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "regionctl",
+		Short:         "Publish configuration, steer cells, see the state of the world",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          cobra.NoArgs,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
+	root.AddCommand(configCommand())
+	return root
+}
+
+// usage marks an error as the caller's wrong use of the command line.
+func usage(err error) error { return &ExitError{Code: ExitUsage, Err: err} }
+
+// Main runs one command line and gives its exit code. What fails before a command has begun is wrong use.
+func Main(args []string, stdout, stderr io.Writer) int {
+	begun := false
+	root := Root()
+	root.PersistentPreRun = func(*cobra.Command, []string) { begun = true }
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	cmd, err := root.ExecuteC()
+	if err == nil {
+		return ExitDone
+	}
+	code := ExitFailed
+	var exit *ExitError
+	switch {
+	case errors.As(err, &exit):
+		code = exit.Code
+		if exit.Printed {
+			return code
+		}
+	case !begun:
+		code = ExitUsage
+	}
+	fmt.Fprintf(stderr, "%s: %v\n", cmd.CommandPath(), err)
+	return code
+}
