@@ -1,0 +1,53 @@
+// Package durable writes files that are whole or not there, also after a crash or a power cut.
+package durable
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+)
+
+// Write puts data under the path, readable by its owner only. When it returns nil the content has reached the disk under
+// that name; on an error, and at every instant in between, the name has its former content. The system calls in order:
+//
+//	open(dir/.name-*)  write  fsync  close  rename(→ path)  open(dir)  fsync  close
+func Write(path string, data []byte) error {
+	dir := filepath.Dir(path)
+	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+"-*") // mode 0600
+	if err != nil {
+		return fmt.Errorf("durable: %w", err)
+	}
+	if err := fill(f, data); err != nil {
+		os.Remove(f.Name())
+		return fmt.Errorf("durable: %s: %w", path, err)
+	}
+	if err := os.Rename(f.Name(), path); err != nil {
+		os.Remove(f.Name())
+		return fmt.Errorf("durable: %w", err)
+	}
+	return Sync(dir)
+}
+
+func fill(f *os.File, data []byte) error {
+	_, err := f.Write(data)
+	if err == nil {
+		err = f.Sync()
+	}
+	if closed := f.Close(); err == nil {
+		err = closed
+	}
+	return err
+}
+
+// Sync makes the directory's entries durable, as after a removal.
+func Sync(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return fmt.Errorf("durable: %w", err)
+	}
+	defer d.Close()
+	if err := d.Sync(); err != nil {
+		return fmt.Errorf("durable: sync %s: %w", dir, err)
+	}
+	return nil
+}
