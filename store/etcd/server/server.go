@@ -1,0 +1,120 @@
+// Package server hosts one member of an etcd cluster in this process. Only the process whose whole job that is links it.
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+	"go.etcd.io/etcd/server/v3/embed"
+
+	"github.com/cellgate/cellgate/trust"
+)
+
+// Config is one member.
+type Config struct {
+	Name string
+	Dir  string         // its data; a member with data goes on from there
+	Addr netip.AddrPort // for clients
+	Peer netip.AddrPort // for the other members
+	// Cluster names all members with their peer addresses, itself included. Empty means that it is alone.
+	Cluster map[string]netip.AddrPort
+	// Cert, Key and CA are PEM files: the member's identity with the role etcd and its addresses as SANs.
+	Cert, Key, CA string
+	// Heartbeat and Election are the timing of the cluster; 0 means 250 ms and ten times Heartbeat.
+	Heartbeat, Election time.Duration
+	// Ready is called once the member serves; nil is nobody.
+	Ready func()
+	// Log gets the member's errors, and its warnings at debug level; nil is silent.
+	Log *slog.Logger
+}
+
+const (
+	quota = 512 << 20 // bytes of the database, then writes are refused with NOSPACE
+	// keepRevisions is the history that auto-compaction leaves to watches that reconnect.
+	keepRevisions = "1000"
+	snapshotCount = 5000 // entries of the log between snapshots
+)
+
+// Run serves until ctx ends or the member fails.
+func Run(ctx context.Context, c Config) error {
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	member, err := embed.StartEtcd(c.embed())
+	if err != nil {
+		return fmt.Errorf("etcd %s: %w", c.Name, err)
+	}
+	defer member.Close()
+	ready := member.Server.ReadyNotify()
+	for {
+		select {
+		case <-ready:
+			ready = nil
+			if c.Ready != nil {
+				c.Ready()
+			}
+		case err := <-member.Err():
+			return fmt.Errorf("etcd %s: %w", c.Name, err)
+		case <-member.Server.StopNotify():
+			return fmt.Errorf("etcd %s: %w", c.Name, errors.New("the member has stopped by itself"))
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+func (c Config) embed() *embed.Config {
+	if c.Heartbeat == 0 {
+		c.Heartbeat = 250 * time.Millisecond
+	}
+	if c.Election == 0 {
+		c.Election = 10 * c.Heartbeat
+	}
+	if len(c.Cluster) == 0 {
+		c.Cluster = map[string]netip.AddrPort{c.Name: c.Peer}
+	}
+	e := embed.NewConfig()
+	e.Name, e.Dir = c.Name, c.Dir
+	e.ListenClientUrls, e.AdvertiseClientUrls = []url.URL{https(c.Addr)}, []url.URL{https(c.Addr)}
+	e.ListenPeerUrls, e.AdvertisePeerUrls = []url.URL{https(c.Peer)}, []url.URL{https(c.Peer)}
+	e.InitialCluster, e.InitialClusterToken = c.members(), "cellgate"
+	e.TickMs, e.ElectionMs = uint(c.Heartbeat.Milliseconds()), uint(c.Election.Milliseconds())
+	e.QuotaBackendBytes = quota
+	e.AutoCompactionMode, e.AutoCompactionRetention = embed.CompactorModeRevision, keepRevisions
+	e.SnapshotCount = snapshotCount
+	e.EnableGRPCGateway = false
+	e.TlsMinVersion = "TLS1.3"
+	// Common names are roles (trust.CA.Issue), which is all that etcd can check. Source addresses say nothing.
+	e.ClientTLSInfo = c.tls(trust.RoleController, trust.RoleEtcd)
+	e.PeerTLSInfo = c.tls(trust.RoleEtcd)
+	e.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zapTo(c.Log.With("etcd", c.Name)))
+	return e
+}
+
+func (c Config) tls(roles ...trust.Role) transport.TLSInfo {
+	info := transport.TLSInfo{CertFile: c.Cert, KeyFile: c.Key, TrustedCAFile: c.CA, ClientCertAuth: true, SkipClientSANVerify: true}
+	for _, role := range roles {
+		info.AllowedCNs = append(info.AllowedCNs, string(role))
+	}
+	return info
+}
+
+func (c Config) members() string {
+	var all []string
+	for _, name := range slices.Sorted(maps.Keys(c.Cluster)) {
+		u := https(c.Cluster[name])
+		all = append(all, name+"="+u.String())
+	}
+	return strings.Join(all, ",")
+}
+
+func https(addr netip.AddrPort) url.URL { return url.URL{Scheme: "https", Host: addr.String()} }
