@@ -52,6 +52,8 @@ type Result struct {
 	Reason   reason.Reason
 	// UnknownKey says that the token is invalid only as far as no key bears its kid: fetching the keys may help.
 	UnknownKey bool
+	// Forged says that the signature was computed and is wrong.
+	Forged bool
 }
 
 // Verify checks the token at now: form, claims, then the signature. Everything that costs nothing comes first, so that an
@@ -76,6 +78,7 @@ func (v *Verifier) Verify(token string, keys *Keys, now time.Time) Result {
 		return invalid
 	}
 	if !signed(token, alg, one.public) {
+		invalid.Forged = true
 		return invalid
 	}
 	return Result{Identity: id, Reason: why}

@@ -31,6 +31,7 @@ const (
 	Tenant Kind = 1 + iota
 	Consumer
 	User
+	Forgery // bad signatures of a source
 )
 
 // Key names a bucket by hash; the caller's id itself is not kept. Only Table.Key makes one.
@@ -70,6 +71,16 @@ func Of(r snapshot.Rate, share int) Limit {
 	}
 	burst = min(burst, uint64(math.MaxInt64/4/interval))
 	return Limit{interval: interval, depth: interval * int64(burst), Burst: burst}
+}
+
+// PerSecond is the limit of rate requests a second with the burst, both of at least one in effect.
+func PerSecond(rate, burst float64) Limit {
+	if !(rate > 0) {
+		return Limit{}
+	}
+	interval := max(1, int64(math.Ceil(float64(second)/max(rate, 1))))
+	b := uint64(min(max(burst, 1), float64(math.MaxInt64/4/interval)))
+	return Limit{interval: interval, depth: interval * int64(b), Burst: b}
 }
 
 // ceilDiv is ⌈a·b/c⌉, at least 1 and at most an eighth of the int64 range.

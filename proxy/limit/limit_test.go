@@ -208,3 +208,34 @@ func BenchmarkTake(b *testing.B) {
 		table.Take(table.Key(User, "acme", "orders-read", "user-12345"), l, now)
 	}
 }
+
+func TestRefundGivesBackExactlyOne(t *testing.T) {
+	table, l := New(64), PerSecond(10, 5)
+	k := table.Key(Tenant, "acme", "r", "")
+	table.Refund(k, l, Decision{OK: true})
+	d := table.Take(k, l, 9)
+	table.Refund(k, l, d)
+	for want := range 6 {
+		if got := table.Take(k, l, 9).OK; got != (want < 5) {
+			t.Fatalf("request %d: %v", want, got)
+		}
+	}
+	if !table.Refuses(k, l, 9) || table.Refuses(k, l, int64(time.Second)) || table.Refuses(table.Key(User, "x", "", ""), l, 9) {
+		t.Error("Refuses and Take disagree")
+	}
+}
+
+func TestPerSecondIsNeverBelowOneASecondNorABurstOfOne(t *testing.T) {
+	for _, c := range []struct {
+		rate, burst float64
+		interval    time.Duration
+		want        uint64
+	}{{0.1, 0, time.Second, 1}, {1000, 100.9, time.Millisecond, 100}, {3, 2, 333333334, 2}, {math.Inf(1), math.Inf(1), 1, 1 << 61}} {
+		if l := PerSecond(c.rate, c.burst); l.interval != int64(c.interval) || l.Burst != c.want {
+			t.Errorf("%v: %+v", c, l)
+		}
+	}
+	if !PerSecond(0, 5).None() || !PerSecond(math.NaN(), 5).None() {
+		t.Error("no rate limits")
+	}
+}

@@ -26,6 +26,8 @@ type Table struct {
 // set holds the places of the keys that hash to it. A place's tat is the only word that changes in place.
 // Invariant: while a place's tat is t ≠ busy, its key is the one for which t was written; a replacement writes busy,
 // then the key, then a t larger than the one it found. So a compare-and-swap from t succeeds only for the right key.
+// (A refund lowers t; for it to matter, the place would have to change hands and come to the same nanosecond again
+// between two instructions of another goroutine, and one token would be charged to the wrong key.)
 type set struct {
 	insert atomic.Bool // held by the one goroutine that adds a key to this set
 	tat    [ways]atomic.Int64
@@ -73,6 +75,41 @@ func (t *Table) Take(k Key, l Limit, now int64) Decision {
 		}
 	}
 	return t.spill(k, l, now)
+}
+
+// Refuses says whether Take would refuse the key now. It takes nothing.
+func (t *Table) Refuses(k Key, l Limit, now int64) bool {
+	s := &t.sets[k.hi&t.mask]
+	i := s.find(k)
+	if l.None() || i < 0 {
+		return false
+	}
+	tat := s.tat[i].Load()
+	if tat == busy || s.hi[i].Load() != k.hi || s.lo[i].Load() != k.lo {
+		return false
+	}
+	_, d := l.admit(tat, now)
+	return !d.OK
+}
+
+// Refund gives back what Take has just admitted, for a request that another limit refused.
+func (t *Table) Refund(k Key, l Limit, d Decision) {
+	if l.None() || !d.OK {
+		return
+	}
+	if d.Overflow {
+		t.overflow[k.group%groups].Add(-l.interval)
+		return
+	}
+	s := &t.sets[k.hi&t.mask]
+	i := s.find(k)
+	if i < 0 {
+		return
+	}
+	tat := s.tat[i].Load()
+	if tat != busy && tat > never+l.interval && s.hi[i].Load() == k.hi && s.lo[i].Load() == k.lo {
+		s.tat[i].CompareAndSwap(tat, tat-l.interval) // lost only when the bucket is in use at this instant: stricter, never looser
+	}
 }
 
 func (s *set) find(k Key) int {

@@ -1,0 +1,156 @@
+// Package callers answers the pipeline's two questions about callers, over what the node remembers of them across
+// snapshots: who is it (proxy.Authenticator), and may it make one more request (proxy.Limiter).
+package callers
+
+import (
+	"bytes"
+	"net/netip"
+	"time"
+
+	"github.com/cellgate/cellgate/proxy"
+	"github.com/cellgate/cellgate/proxy/auth"
+	"github.com/cellgate/cellgate/proxy/limit"
+	"github.com/cellgate/cellgate/reason"
+	"github.com/cellgate/cellgate/snapshot"
+)
+
+// KeySets gives the providers' keys; proxy/jwks does.
+type KeySets interface {
+	Keys(url string) *auth.Keys
+	// Refetch is the shared wait for newer keys; nil when waiting is of no use.
+	Refetch(url string) <-chan struct{}
+}
+
+// Sizes of what a node remembers.
+const (
+	tokens  = 1 << 13
+	sources = 1 << 12
+)
+
+// Authenticator judges credentials under the policies of the program that routed the request.
+type Authenticator struct {
+	keys   KeySets
+	cache  *auth.Cache
+	forged *limit.Table // bad signatures by source
+	budget limit.Limit
+	start  time.Time
+}
+
+var _ proxy.Authenticator = (*Authenticator)(nil)
+
+// NewAuthenticator takes the providers' keys. A source may send 20 bad signatures a second, 100 at once, before the
+// tokens of it that are not known yet are refused without computing a signature; loopback is exempt.
+func NewAuthenticator(keys KeySets, start time.Time) *Authenticator {
+	return &Authenticator{keys: keys, cache: auth.NewCache(tokens), forged: limit.New(sources), budget: limit.PerSecond(20, 100), start: start}
+}
+
+// Authenticate implements proxy.Authenticator.
+func (a *Authenticator) Authenticate(c *proxy.Credentials, id *proxy.Identity, now time.Time) (reason.Reason, <-chan struct{}) {
+	*id = proxy.Identity{}
+	switch {
+	case c.Policy.JWT != nil:
+		return a.token(c, id, now)
+	case c.Policy.APIKey != nil:
+		return key(c, id), nil
+	}
+	return reason.AuthUnavailable, nil
+}
+
+// key takes the API key from X-API-Key or from "Bearer cg_…"; two that differ are invalid.
+func key(c *proxy.Credentials, id *proxy.Identity) reason.Reason {
+	sent := c.APIKey
+	if token, ok := bearer(c.Authorization); ok && bytes.HasPrefix(token, []byte(auth.KeyPrefix)) {
+		if sent != nil && !bytes.Equal(sent, token) {
+			return reason.KeyInvalid
+		}
+		sent = token
+	}
+	if sent == nil {
+		return reason.TokenMissing
+	}
+	if c.Program.Identity.APIKeys == nil {
+		return reason.AuthUnavailable
+	}
+	i, ok := c.Program.Identity.APIKeys.Find(sent)
+	if !ok || i >= len(c.Program.Consumers) {
+		return reason.KeyInvalid
+	}
+	id.Consumer = c.Program.Consumers[i].ID
+	return reason.None
+}
+
+func (a *Authenticator) token(c *proxy.Credentials, id *proxy.Identity, now time.Time) (reason.Reason, <-chan struct{}) {
+	token, ok := bearer(c.Authorization)
+	if !ok {
+		return reason.TokenMissing, nil
+	}
+	v := c.Program.Verifier(c.Policy.ID)
+	if v == nil {
+		return reason.AuthUnavailable, nil
+	}
+	keys := a.keys.Keys(c.Policy.JWT.JWKS)
+	if keys == nil {
+		return reason.AuthUnavailable, a.keys.Refetch(c.Policy.JWT.JWKS)
+	}
+	r, known := a.cache.Get(c.Tenant, v, keys, token, now)
+	if !known {
+		r = a.verify(c, v, keys, string(token), now)
+	}
+	if r.Identity != nil {
+		id.User, id.Consumer, id.Issuer = r.Identity.Subject, r.Identity.Consumer, r.Identity.Issuer
+	}
+	if r.UnknownKey {
+		return r.Reason, a.keys.Refetch(c.Policy.JWT.JWKS)
+	}
+	return r.Reason, nil
+}
+
+// verify does the work for a token that is not known yet, within the bad-signature budget of its source.
+func (a *Authenticator) verify(c *proxy.Credentials, v *auth.Verifier, keys *auth.Keys, token string, now time.Time) auth.Result {
+	source := a.forged.Key(limit.Forgery, "", "", prefix(c.Peer))
+	at := now.Sub(a.start).Nanoseconds()
+	if a.forged.Refuses(source, a.budget, at) && !c.Peer.Unmap().IsLoopback() {
+		return auth.Result{Reason: reason.TokenInvalid}
+	}
+	r := v.Verify(token, keys, now)
+	if r.Forged {
+		a.forged.Take(source, a.budget, at)
+	}
+	a.cache.Put(c.Tenant, v, keys, token, r, now)
+	return r
+}
+
+// prefix is what one source is charged as: an IPv4 address or an IPv6 /64.
+func prefix(peer netip.Addr) string {
+	peer = peer.Unmap().WithZone("")
+	bits := 64
+	if peer.Is4() {
+		bits = 32
+	}
+	p, err := peer.Prefix(bits)
+	if err != nil {
+		return ""
+	}
+	b := p.Addr().As16()
+	return string(b[:])
+}
+
+// bearer takes the token out of an Authorization header (RFC 6750 section 2.1; the scheme in any case).
+func bearer(header []byte) (token []byte, ok bool) {
+	const scheme = "bearer "
+	if len(header) <= len(scheme) || !bytes.EqualFold(header[:len(scheme)], []byte(scheme)) {
+		return nil, false
+	}
+	token = bytes.TrimLeft(header[len(scheme):], " ")
+	return token, len(token) > 0
+}
+
+// Providers lists the key set URLs that the policies name.
+func Providers(policies []snapshot.Policy) (urls []string) {
+	for _, p := range policies {
+		if p.JWT != nil {
+			urls = append(urls, p.JWT.JWKS)
+		}
+	}
+	return urls
+}
