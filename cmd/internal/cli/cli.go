@@ -1,0 +1,78 @@
+// Package cli is what the daemons' command lines share: exit codes, the serve command, signals and the logger.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+// The exit codes of every command (DESIGN, section 5).
+const (
+	ExitDone   = 0
+	ExitFailed = 1
+	ExitUsage  = 2
+)
+
+// Usage marks an error as wrong use of the command line.
+func Usage(err error) error { return usageError{err} }
+
+type usageError struct{ error }
+
+func (e usageError) Unwrap() error { return e.error }
+
+// Root is a daemon's root command; it explains itself when called bare and refuses what it doesn't know.
+func Root(name, short string, commands ...*cobra.Command) *cobra.Command {
+	root := &cobra.Command{
+		Use: name, Short: short, SilenceErrors: true, SilenceUsage: true, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return Usage(err) })
+	root.AddCommand(commands...)
+	return root
+}
+
+// Serve is the command `serve --bootstrap FILE` of a daemon that runs only inside a world.
+func Serve(name, long string, run func(ctx context.Context, bootstrapFile string, log *slog.Logger) error) *cobra.Command {
+	var file string
+	cmd := &cobra.Command{
+		Use: "serve", Short: "Run the daemon", Long: long, Args: cobra.NoArgs,
+		Example: "  " + name + " serve --bootstrap /etc/cellgate/" + name + ".json",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if file == "" {
+				return Usage(errors.New("--bootstrap FILE is missing: the file that says who this process is and where its peers are"))
+			}
+			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGTERM, os.Interrupt)
+			defer stop()
+			return run(ctx, file, slog.New(slog.NewJSONHandler(cmd.ErrOrStderr(), nil)))
+		},
+	}
+	cmd.Flags().StringVar(&file, "bootstrap", "", "bootstrap `FILE` of this process (JSON)")
+	return cmd
+}
+
+// Main runs one command line and gives its exit code. What fails before a command has begun is wrong use.
+func Main(root *cobra.Command, args []string, stdout, stderr io.Writer) int {
+	begun := false
+	root.PersistentPreRun = func(*cobra.Command, []string) { begun = true }
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	cmd, err := root.ExecuteContextC(context.Background())
+	if err == nil {
+		return ExitDone
+	}
+	fmt.Fprintf(stderr, "%s: %v\n", cmd.CommandPath(), err)
+	if wrong := (usageError{}); errors.As(err, &wrong) || !begun {
+		fmt.Fprintf(stderr, "See '%s --help'.\n", cmd.CommandPath())
+		return ExitUsage
+	}
+	return ExitFailed
+}
