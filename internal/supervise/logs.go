@@ -15,9 +15,13 @@ func (g *Group) rotate() {
 	for {
 		select {
 		case <-tick.C:
+			files := append([]string{}, g.opts.Files...)
 			for _, n := range g.Names() {
-				if err := bound(g.child(n).spec.Log, g.opts.MaxLog); err != nil {
-					g.opts.Log.Warn("log not rotated", "process", n, "err", err)
+				files = append(files, g.child(n).spec.Log)
+			}
+			for _, f := range files {
+				if err := bound(f, g.opts.MaxLog); err != nil {
+					g.opts.Log.Warn("log not rotated", "file", f, "err", err)
 				}
 			}
 		case <-g.quit:

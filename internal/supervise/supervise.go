@@ -41,6 +41,7 @@ type Options struct {
 	Grace      time.Duration // from SIGTERM to SIGKILL: 10 s
 	ProbeEvery time.Duration // 700 ms
 	MaxLog     int64         // bytes of a log file before it is rotated: 8 MiB
+	Files      []string      // further files to bound as the logs are
 	// Changed is called, never concurrently, after a process started or ended. Nil = nobody is told.
 	Changed func()
 }

@@ -1,0 +1,121 @@
+package cellgate
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+	"github.com/spf13/cobra"
+
+	"github.com/cellgate/cellgate/store/etcd/member"
+)
+
+// serveRole is the hidden command under which the supervisor runs a role of this executable.
+func serveRole[C any](run func(context.Context, C, *slog.Logger) error) *cobra.Command {
+	var file string
+	cmd := &cobra.Command{
+		Use: "serve", Hidden: true, Args: cobra.NoArgs, Short: "run as a process of a world",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			raw, err := os.ReadFile(file)
+			if err != nil {
+				return err
+			}
+			var c C
+			if err := json.Unmarshal(raw, &c); err != nil {
+				return fmt.Errorf("%s: %w", file, err)
+			}
+			return run(cmd.Context(), c, slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil)))
+		},
+	}
+	cmd.Flags().StringVar(&file, "config", "", "configuration `file`")
+	_ = cmd.MarkFlagRequired("config") // the flag exists
+	return cmd
+}
+
+func etcdCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "etcd", Hidden: true, Short: "one member of an etcd cluster"}
+	cmd.AddCommand(serveRole(member.Run))
+	return cmd
+}
+
+func idpCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "idp", Hidden: true, Short: "the sample identity provider"}
+	cmd.AddCommand(serveRole(runIDP))
+	return cmd
+}
+
+// idpConfig starts the sample identity provider. Tokens are minted by `cellgate up`; here are only the public keys.
+type idpConfig struct {
+	Listen netip.AddrPort `json:"listen"`
+	Key    string         `json:"key"` // PEM file of the signing key
+}
+
+func runIDP(ctx context.Context, c idpConfig, log *slog.Logger) error {
+	raw, err := os.ReadFile(c.Key)
+	if err != nil {
+		return err
+	}
+	key, err := parseIDPKey(c.Key, raw)
+	if err != nil {
+		return err
+	}
+	kid, err := keyID(&key.PublicKey)
+	if err != nil {
+		return err
+	}
+	set := jose.JSONWebKeySet{Keys: []jose.JSONWebKey{{Key: &key.PublicKey, KeyID: kid, Algorithm: "ES256", Use: "sig"}}}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /keys", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=300")
+		w.Header().Set("Content-Type", "application/jwk-set+json")
+		_ = json.NewEncoder(w).Encode(set) // the client's connection is all that can fail
+	})
+	return serveHTTP(ctx, log, site{c.Listen, mux})
+}
+
+// site is a handler at an address.
+type site struct {
+	listen  netip.AddrPort
+	handler http.Handler
+}
+
+// serveHTTP serves all sites until ctx ends, then lets exchanges finish for five seconds.
+func serveHTTP(ctx context.Context, log *slog.Logger, sites ...site) error {
+	failed := make(chan error, len(sites))
+	var servers []*http.Server
+	for _, s := range sites {
+		ln, err := new(net.ListenConfig).Listen(ctx, "tcp", s.listen.String())
+		if err != nil {
+			return err
+		}
+		srv := &http.Server{
+			Handler: s.handler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute,
+			MaxHeaderBytes: 64 << 10, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+		}
+		servers = append(servers, srv)
+		go func() { failed <- srv.Serve(ln) }()
+		log.Info("serving", "address", s.listen)
+	}
+	var err error
+	select {
+	case err = <-failed:
+	case <-ctx.Done():
+	}
+	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	for _, srv := range servers {
+		_ = srv.Shutdown(ending) // what doesn't end in time is cut
+	}
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
+}

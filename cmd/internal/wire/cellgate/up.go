@@ -1,0 +1,303 @@
+package cellgate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cellgate/cellgate/cells"
+	"github.com/cellgate/cellgate/cmd/internal/bootstrap"
+	"github.com/cellgate/cellgate/internal/supervise"
+)
+
+// Options of `cellgate up`.
+type Options struct {
+	Dir      string
+	Size     Size
+	Timing   bootstrap.Timing
+	Limit    cells.MilliRPS // of every cell, in thousandths of a request per second
+	Patience time.Duration  // how long a start may take
+}
+
+func (o Options) validate() error {
+	if err := o.Size.validate(); err != nil {
+		return err
+	}
+	t := o.Timing
+	for _, f := range []struct {
+		flag        string
+		v, min, max time.Duration
+	}{
+		{"--ttl", t.TTL, time.Second, time.Hour}, {"--bake", t.Bake, 0, time.Hour}, {"--ramp", t.Ramp, 0, 24 * time.Hour},
+	} {
+		if f.v < f.min || f.v > f.max {
+			return fmt.Errorf("%s %v is out of range: it takes %v to %v", f.flag, f.v, f.min, f.max)
+		}
+	}
+	if t.TTL%time.Second != 0 {
+		return fmt.Errorf("--ttl %v is not usable: DNS counts in whole seconds", t.TTL)
+	}
+	if o.Limit < 1000 || o.Limit > 1e12 {
+		return fmt.Errorf("--cell-limit %d is out of range: it takes 1 to 1000000000 requests per second", o.Limit/1000)
+	}
+	return nil
+}
+
+var (
+	errDown    = errors.New("ordered down")
+	errTooLong = errors.New("the world did not become ready in time")
+)
+
+// world is a running world as its supervisor holds it.
+type world struct {
+	*layout
+	opts    Options
+	home    home
+	keys    *keyring
+	group   *supervise.Group
+	made    []process
+	say     func(format string, args ...any)
+	stop    context.CancelCauseFunc
+	ready   atomic.Bool
+	stopped chan struct{} // closed when all processes are gone
+	answers sync.WaitGroup
+	files   sync.Mutex // world.json
+}
+
+// Up starts a world, tells its progress through say, calls whenReady once, and keeps the world until ctx ends or it is
+// ordered down. When ctx ends before the world is ready, everything is stopped again. now ends a slow stop early.
+func Up(ctx context.Context, o Options, log *slog.Logger, say func(string, ...any), whenReady func(), now <-chan struct{}) error {
+	if err := o.validate(); err != nil {
+		return err
+	}
+	bin, err := findDaemons()
+	if err != nil {
+		return err
+	}
+	dir, err := filepath.Abs(o.Dir)
+	if err != nil {
+		return err
+	}
+	_, statErr := os.Stat(dir)
+	w := &world{opts: o, home: home(dir), layout: newLayout(o.Size, o.Limit), say: say, stopped: make(chan struct{})}
+	release, err := w.claim()
+	if err != nil {
+		if os.IsNotExist(statErr) && !running(dir) { // the directory came into being here and holds nothing
+			_ = os.RemoveAll(dir)
+		}
+		return err
+	}
+	defer release()
+	ctx, w.stop = context.WithCancelCause(ctx)
+	defer w.stop(nil)
+	if err := w.prepare(ctx, bin); err != nil {
+		return err
+	}
+	return w.live(ctx, bin, log, whenReady, now)
+}
+
+// claim takes the directory and the address block, in this order.
+func (w *world) claim() (release func(), err error) {
+	if err := w.home.create(); err != nil {
+		return nil, err
+	}
+	lock, err := lockDir(string(w.home))
+	if err != nil {
+		return nil, err
+	}
+	block, err := claimBlock(w.Net, string(w.home))
+	if err != nil {
+		lock.release()
+		return nil, err
+	}
+	return func() { block.release(); lock.release() }, nil
+}
+
+// prepare writes every file and checks every address before the first process starts.
+func (w *world) prepare(ctx context.Context, bin string) error {
+	if err := w.home.keepSize(w.Size); err != nil {
+		return err
+	}
+	if err := os.Remove(w.home.worldFile()); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	keys, err := openKeyring(w.home, time.Now())
+	if err != nil {
+		return fmt.Errorf("keys: %w", err)
+	}
+	w.keys = keys
+	b := &builder{layout: w.layout, home: w.home, keys: keys, bin: bin, timing: w.opts.Timing}
+	if w.made, err = b.build(); err != nil {
+		return fmt.Errorf("bootstrap files: %w", err)
+	}
+	text, err := w.sample(hashOf(keys.tokens.APIKey))
+	if err != nil {
+		return fmt.Errorf("sample document: %w", err)
+	}
+	if err := writeFile(w.home.path("sample.yaml"), []byte(text)); err != nil {
+		return err
+	}
+	binds := make([]bindings, len(w.made))
+	for i, p := range w.made {
+		binds[i] = p.binds
+	}
+	return checkFree(ctx, binds)
+}
+
+// live runs the processes from the first fork to the last exit.
+func (w *world) live(ctx context.Context, bin string, log *slog.Logger, whenReady func(), now <-chan struct{}) error {
+	w.group = supervise.New(supervise.Options{Log: log, Changed: w.rewrite, Files: []string{w.home.logFile("supervisor")}})
+	ctl, err := listenControl(w.home, w.handle)
+	if err != nil {
+		w.group.Shutdown(ctx)
+		return err
+	}
+	defer func() {
+		w.end(now)
+		w.answers.Wait()
+		ctl.close(w.home)
+	}()
+	for _, p := range w.made {
+		if err := w.group.Add(p.spec); err != nil {
+			return err
+		}
+	}
+	go ctl.serve(ctx)
+	if err := w.start(ctx, bin); err != nil {
+		return err
+	}
+	whenReady()
+	<-ctx.Done()
+	if cause := context.Cause(ctx); !errors.Is(cause, errDown) && !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	return nil
+}
+
+func (w *world) start(ctx context.Context, bin string) error {
+	began := time.Now()
+	ctx, cancel := context.WithTimeoutCause(ctx, w.opts.Patience, errTooLong)
+	defer cancel()
+	w.say("starting %d processes in %s on %s", len(w.made), w.home, w.Net)
+	for _, p := range w.made {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err := w.group.Launch(p.name()); err != nil {
+			return err
+		}
+	}
+	r := &readiness{layout: w.layout, say: w.say}
+	for i := range w.Regions {
+		r.operators = append(r.operators, operator{bin: bin, server: w.apiURLs(i)[0], token: w.keys.tokens.Admin, ca: w.home.caFile()})
+	}
+	if err := r.publishFirst(ctx, w.home.path("sample.yaml")); err != nil {
+		return w.explain(err)
+	}
+	w.say("configuration published after %.1f s", time.Since(began).Seconds())
+	if err := r.wait(ctx); err != nil {
+		return w.explain(err)
+	}
+	w.ready.Store(true)
+	if err := w.save(); err != nil {
+		return fmt.Errorf("world.json: %w", err)
+	}
+	w.say("ready after %.1f s", time.Since(began).Seconds())
+	w.tour()
+	return nil
+}
+
+// explain adds to a failed start which processes don't run well.
+func (w *world) explain(err error) error {
+	if !errors.Is(err, errTooLong) {
+		return err
+	}
+	var bad []string
+	for _, s := range w.group.Status() {
+		if s.State != supervise.Running {
+			bad = append(bad, strings.TrimSpace(fmt.Sprintf("%s is %s %s", s.Name, s.State, s.Last)))
+		}
+	}
+	if len(bad) == 0 {
+		return fmt.Errorf("%w; logs are in %s", err, w.home.path("logs"))
+	}
+	return fmt.Errorf("%w; %s; logs are in %s", err, strings.Join(bad, "; "), w.home.path("logs"))
+}
+
+// tour prints where things are and what to do next.
+func (w *world) tour() {
+	w.say("DNS        %v  zone %s", w.routers(), worldName)
+	for i, r := range w.topology.Regions {
+		var cs []string
+		for _, c := range r.Cells {
+			cs = append(cs, c.Addresses[0].String())
+		}
+		w.say("%-12s clients %v  cells %s  ports %d, %d  admin https://%s", r.ID, r.Clients[0], strings.Join(cs, " "), portHTTPS, portHTTP, w.api(i))
+	}
+	w.say("all of it: %s   memory: %d MiB in %d processes", w.home.worldFile(), w.memory()>>20, len(w.made))
+	dir, regionctl := "", "regionctl"
+	if self, err := os.Executable(); err == nil {
+		regionctl = filepath.Join(filepath.Dir(self), "regionctl")
+	}
+	if w.opts.Dir != DefaultDir {
+		dir = " --world " + w.home.path()
+	}
+	cell := w.topology.Regions[0].Cells[0].ID
+	w.say("next:  %s%s status", regionctl, dir)
+	w.say("       %s%s dns explain %s --client %s", regionctl, dir, sampleHost, w.topology.Regions[0].Clients[0].Addr().Next())
+	w.say("       %s%s evacuate %s --reason \"first look\" --over 30s --dry-run", regionctl, dir, cell)
+}
+
+func (w *world) memory() int64 {
+	total := memoryOf(os.Getpid())
+	for _, s := range w.group.Status() {
+		if s.PID > 0 {
+			total += memoryOf(s.PID)
+		}
+	}
+	return total
+}
+
+// rewrite brings the pids of world.json up to date; before the world is ready, and once it ends, there is none.
+func (w *world) rewrite() {
+	if err := w.save(); err != nil {
+		w.say("world.json: %v", err)
+	}
+}
+
+func (w *world) save() error {
+	w.files.Lock()
+	defer w.files.Unlock()
+	if !w.ready.Load() {
+		return nil
+	}
+	ttl := int(w.opts.Timing.TTL / time.Second)
+	return writeJSON(w.home.worldFile(), w.worldFile(w.home, w.keys.tokens, ttl, w.group.Status()))
+}
+
+// end stops everything, at once when now is closed.
+func (w *world) end(now <-chan struct{}) {
+	w.ready.Store(false)
+	w.say("stopping")
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go func() {
+		select {
+		case <-now:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	w.group.Shutdown(ctx)
+	w.files.Lock()
+	_ = os.Remove(w.home.worldFile())
+	w.files.Unlock()
+	close(w.stopped)
+}
