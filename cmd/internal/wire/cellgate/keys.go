@@ -20,6 +20,7 @@ import (
 	"github.com/go-jose/go-jose/v4"
 
 	"github.com/cellgate/cellgate/cells"
+	"github.com/cellgate/cellgate/internal/durable"
 	"github.com/cellgate/cellgate/trust"
 )
 
@@ -88,7 +89,7 @@ func (k *keyring) authority(name string) (*trust.CA, error) {
 		if err != nil {
 			return nil, err
 		}
-		if err := keepFile(path, append(ca.CertPEM(), key...)); err != nil {
+		if err := durable.Write(path, append(ca.CertPEM(), key...)); err != nil {
 			return nil, err
 		}
 		return ca, writeFile(k.home.path("keys", name+".pem"), ca.CertPEM())
@@ -144,7 +145,7 @@ func (k *keyring) idpKey() (*ecdsa.PrivateKey, error) {
 		if err != nil {
 			return nil, err
 		}
-		return key, keepFile(path, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
+		return key, durable.Write(path, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
 	}
 	if err != nil {
 		return nil, err
@@ -204,7 +205,7 @@ func (k *keyring) openTokens() error {
 	if err != nil {
 		return err
 	}
-	return keepFile(path, raw)
+	return durable.Write(path, raw)
 }
 
 // mint makes a bearer token (RFC 7519, RFC 9068's claims) for a consumer of the sample document.

@@ -137,7 +137,11 @@ func runUp(cmd *cobra.Command, o Options, detached bool) error {
 		ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGHUP)
 		defer stop()
 		log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
-		return Up(ctx, o, log, func(f string, a ...any) { fmt.Fprintf(out, f+"\n", a...) }, func() {}, now)
+		return Up(ctx, o, log, Hooks{
+			Say:     func(f string, a ...any) { fmt.Fprintf(out, f+"\n", a...) },
+			Claimed: func(home) error { return nil },
+			Ready:   func() {}, Now: now,
+		})
 	}
 	signal.Ignore(syscall.SIGHUP)
 	return superviseDetached(cmd.Context(), o, line, now)
@@ -162,7 +166,10 @@ func superviseDetached(ctx context.Context, o Options, line *starter, now <-chan
 		line.send(markSay, text)
 		fmt.Fprintln(os.Stdout, text)
 	}
-	err := Up(ctx, o, log, say, func() { close(ready); line.send(markReady, "") }, now)
+	err := Up(ctx, o, log, Hooks{
+		Say: say, Claimed: keepOutput, Now: now,
+		Ready: func() { close(ready); line.send(markReady, "") },
+	})
 	if err != nil {
 		line.send(markFail, err.Error())
 	}

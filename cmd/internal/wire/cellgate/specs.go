@@ -12,7 +12,6 @@ import (
 	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/cmd/internal/bootstrap"
 	"github.com/cellgate/cellgate/internal/supervise"
-	"github.com/cellgate/cellgate/store/etcd/member"
 	"github.com/cellgate/cellgate/trust"
 )
 
@@ -132,14 +131,14 @@ func (b *builder) etcds() error {
 		peers[b.globalName(r)] = b.at(r+1, 252, portEtcdPeer)
 	}
 	for r := range b.globalMembers() {
-		if err := b.etcd(b.globalName(r), "cellgate-global", r, 252, peers); err != nil {
+		if err := b.etcd(b.globalName(r), r, 252, peers); err != nil {
 			return err
 		}
 	}
 	for r, region := range b.topology.Regions {
 		id := string(region.ID)
 		own := map[string]netip.AddrPort{id: b.at(r+1, 251, portEtcdPeer)}
-		if err := b.etcd(id, "cellgate-"+id, r, 251, own); err != nil {
+		if err := b.etcd(id, r, 251, own); err != nil {
 			return err
 		}
 	}
@@ -148,17 +147,15 @@ func (b *builder) etcds() error {
 
 func (b *builder) globalName(r int) string { return "global/" + string(b.topology.Regions[r].ID) }
 
-func (b *builder) etcd(id, token string, r, host int, cluster map[string]netip.AddrPort) error {
+func (b *builder) etcd(id string, r, host int, cluster map[string]netip.AddrPort) error {
 	cert, key, err := b.keys.identity(trust.RoleEtcd, cells.NodeID(id), b.ip(r+1, host))
 	if err != nil {
 		return err
 	}
 	client, peer := b.at(r+1, host, portEtcdClient), b.at(r+1, host, portEtcdPeer)
 	dir := b.home.path("data", "etcd", fileName(id))
-	file, err := b.save("etcd/"+id, dir, member.Config{
-		Name: id, Dir: dir, Client: client, Peer: peer, Cluster: cluster, Token: token,
-		Cert: cert, Key: key, CA: b.keys.internalCA(),
-		Clients: []string{string(trust.RoleController)}, Peers: []string{string(trust.RoleEtcd)},
+	file, err := b.save("etcd/"+id, dir, etcdConfig{
+		Name: id, Dir: dir, Client: client, Peer: peer, Cluster: cluster, Cert: cert, Key: key, CA: b.keys.internalCA(),
 	})
 	if err != nil {
 		return err

@@ -71,9 +71,17 @@ type world struct {
 	files   sync.Mutex // world.json
 }
 
-// Up starts a world, tells its progress through say, calls whenReady once, and keeps the world until ctx ends or it is
-// ordered down. When ctx ends before the world is ready, everything is stopped again. now ends a slow stop early.
-func Up(ctx context.Context, o Options, log *slog.Logger, say func(string, ...any), whenReady func(), now <-chan struct{}) error {
+// Hooks are what Up tells its caller. All are set.
+type Hooks struct {
+	Say     func(format string, args ...any) // progress
+	Claimed func(home) error                 // the directory is ours; nothing runs yet
+	Ready   func()
+	Now     <-chan struct{} // closed = end a slow stop at once
+}
+
+// Up starts a world and keeps it until ctx ends or it is ordered down. When ctx ends before the world is ready,
+// everything is stopped again.
+func Up(ctx context.Context, o Options, log *slog.Logger, hooks Hooks) error {
 	if err := o.validate(); err != nil {
 		return err
 	}
@@ -86,7 +94,7 @@ func Up(ctx context.Context, o Options, log *slog.Logger, say func(string, ...an
 		return err
 	}
 	_, statErr := os.Stat(dir)
-	w := &world{opts: o, home: home(dir), layout: newLayout(o.Size, o.Limit), say: say, stopped: make(chan struct{})}
+	w := &world{opts: o, home: home(dir), layout: newLayout(o.Size, o.Limit), say: hooks.Say, stopped: make(chan struct{})}
 	release, err := w.claim()
 	if err != nil {
 		if os.IsNotExist(statErr) && !running(dir) { // the directory came into being here and holds nothing
@@ -95,12 +103,15 @@ func Up(ctx context.Context, o Options, log *slog.Logger, say func(string, ...an
 		return err
 	}
 	defer release()
+	if err := hooks.Claimed(w.home); err != nil {
+		return err
+	}
 	ctx, w.stop = context.WithCancelCause(ctx)
 	defer w.stop(nil)
 	if err := w.prepare(ctx, bin); err != nil {
 		return err
 	}
-	return w.live(ctx, bin, log, whenReady, now)
+	return w.live(ctx, bin, log, hooks)
 }
 
 // claim takes the directory and the address block, in this order.
@@ -152,7 +163,7 @@ func (w *world) prepare(ctx context.Context, bin string) error {
 }
 
 // live runs the processes from the first fork to the last exit.
-func (w *world) live(ctx context.Context, bin string, log *slog.Logger, whenReady func(), now <-chan struct{}) error {
+func (w *world) live(ctx context.Context, bin string, log *slog.Logger, hooks Hooks) error {
 	w.group = supervise.New(supervise.Options{Log: log, Changed: w.rewrite, Files: []string{w.home.logFile("supervisor")}})
 	ctl, err := listenControl(w.home, w.handle)
 	if err != nil {
@@ -160,7 +171,7 @@ func (w *world) live(ctx context.Context, bin string, log *slog.Logger, whenRead
 		return err
 	}
 	defer func() {
-		w.end(now)
+		w.end(hooks.Now)
 		w.answers.Wait()
 		ctl.close(w.home)
 	}()
@@ -171,13 +182,13 @@ func (w *world) live(ctx context.Context, bin string, log *slog.Logger, whenRead
 	}
 	go ctl.serve(ctx)
 	if err := w.start(ctx, bin); err != nil {
+		if ctx.Err() != nil {
+			return fmt.Errorf("stopped before the world was ready: %w", context.Cause(ctx))
+		}
 		return err
 	}
-	whenReady()
+	hooks.Ready()
 	<-ctx.Done()
-	if cause := context.Cause(ctx); !errors.Is(cause, errDown) && !errors.Is(cause, context.Canceled) {
-		return cause
-	}
 	return nil
 }
 

@@ -1,0 +1,57 @@
+# cellgate: `make up` runs a world on this machine, `make test` proves it. Only Go is needed.
+GO       ?= go
+BIN      := bin
+UP       ?= --detach
+DIR      ?= .cellgate
+FUZZTIME ?= 10s
+
+# The race detector needs a C compiler.
+CC_FOUND := $(shell command -v $$($(GO) env CC) 2>/dev/null)
+RACE     := $(if $(CC_FOUND),-race,)
+UNIT      = $(shell $(GO) list ./... | grep -v '/test/')
+
+.PHONY: all build up down test unit e2e check lint fuzz bench clean
+
+all: build
+
+build:
+	@mkdir -p $(BIN)
+	$(GO) build -o $(BIN)/ ./cmd/...
+
+up: build
+	$(BIN)/cellgate up --dir $(DIR) $(UP)
+
+down:
+	@test ! -x $(BIN)/cellgate || test ! -d $(DIR) || $(BIN)/cellgate down --dir $(DIR)
+
+test: build
+	$(GO) vet ./...
+	@$(MAKE) --no-print-directory unit
+	@$(MAKE) --no-print-directory e2e
+
+unit:
+	@test -n "$(RACE)" || echo "make test: no C compiler ($$($(GO) env CC)), so unit tests run without the race detector"
+	$(if $(RACE),CGO_ENABLED=1) $(GO) test $(RACE) -timeout 5m $(UNIT)
+
+e2e:
+	$(GO) test -timeout 9m -p 1 ./test/...
+
+check: lint test fuzz
+
+lint:
+	@out=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$out" || { echo "gofmt: $$out"; exit 1; }
+	$(GO) vet ./...
+	$(GO) tool staticcheck ./...
+
+# Every fuzz target for FUZZTIME.
+fuzz:
+	@$(GO) list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | while read -r pkg; do \
+	  for f in $$($(GO) test -list '^Fuzz' "$$pkg" | grep '^Fuzz'); do \
+	    echo "fuzz $$pkg $$f"; $(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) "$$pkg" || exit 1; \
+	  done; done
+
+bench:
+	$(GO) test -run '^$$' -bench . -benchmem $(UNIT)
+
+clean:
+	rm -rf $(BIN)
