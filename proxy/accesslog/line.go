@@ -1,0 +1,111 @@
+package accesslog
+
+import (
+	"strconv"
+	"time"
+	"unicode/utf8"
+
+	"github.com/cellgate/cellgate/proxy"
+)
+
+// The longest that strings of the client's or an author's appear in a line, in bytes.
+const (
+	maxPath = 160
+	maxWord = 64
+)
+
+// appendRecord writes the line of one exchange. Empty members are left out; times are in milliseconds.
+func appendRecord(b []byte, r *proxy.Record) []byte {
+	b = append(b, `{"time":"`...)
+	b = r.Start.UTC().AppendFormat(b, "2006-01-02T15:04:05.000Z")
+	b = append(b, `","status":`...)
+	b = strconv.AppendInt(b, int64(r.Status), 10)
+	b = text(b, "reason", r.Reason.String(), maxWord)
+	b = text(b, "method", r.Method, maxWord)
+	b = text(b, "host", r.Host, maxWord)
+	b = text(b, "path", r.Path, maxPath)
+	b = text(b, "proto", r.Protocol, maxWord)
+	b = flag(b, "tls", r.TLS)
+	if r.Peer.IsValid() {
+		b = append(b, `,"peer":"`...)
+		b = r.Peer.WithZone("").AppendTo(b)
+		b = append(b, '"')
+	}
+	b = text(b, "id", r.RequestID, maxWord)
+	b = millis(b, "ms", r.Total)
+	if r.Attempts > 0 {
+		b = millis(b, "upstream_ms", r.Upstream)
+		b = number(b, "attempts", int64(r.Attempts))
+	}
+	b = text(b, "tenant", r.Tenant, maxWord)
+	b = text(b, "route", r.Route, maxWord)
+	b = text(b, "upstream", r.UpstreamID, maxWord)
+	b = text(b, "endpoint", r.Endpoint, maxWord)
+	b = text(b, "user", r.User, maxWord)
+	b = text(b, "consumer", r.Consumer, maxWord)
+	b = number(b, "in", r.BytesIn)
+	b = number(b, "out", r.BytesOut)
+	b = flag(b, "truncated", r.Truncated)
+	b = number(b, "version", int64(r.Snapshot))
+	return append(b, '}', '\n')
+}
+
+func name(b []byte, key string) []byte {
+	b = append(b, ',', '"')
+	b = append(b, key...)
+	return append(b, '"', ':')
+}
+
+func number(b []byte, key string, n int64) []byte {
+	if n == 0 {
+		return b
+	}
+	return strconv.AppendInt(name(b, key), n, 10)
+}
+
+func millis(b []byte, key string, d time.Duration) []byte {
+	return strconv.AppendFloat(name(b, key), float64(d)/float64(time.Millisecond), 'f', 3, 64)
+}
+
+func flag(b []byte, key string, v bool) []byte {
+	if !v {
+		return b
+	}
+	return append(name(b, key), "true"...)
+}
+
+// text writes a JSON string (RFC 8259 section 7) of at most limit bytes of s; what isn't UTF-8 becomes U+FFFD.
+func text(b []byte, key, s string, limit int) []byte {
+	if s == "" {
+		return b
+	}
+	if len(s) > limit {
+		for limit > 0 && !utf8.RuneStart(s[limit]) {
+			limit--
+		}
+		s = s[:limit]
+	}
+	b = append(name(b, key), '"')
+	for i := 0; i < len(s); {
+		c := s[i]
+		if c >= utf8.RuneSelf {
+			r, n := utf8.DecodeRuneInString(s[i:])
+			b = utf8.AppendRune(b, r)
+			i += n
+			continue
+		}
+		switch {
+		case c == '"' || c == '\\':
+			b = append(b, '\\', c)
+		case c < 0x20 || c == 0x7f:
+			b = append(b, `\u00`...)
+			b = append(b, hex[c>>4], hex[c&15])
+		default:
+			b = append(b, c)
+		}
+		i++
+	}
+	return append(b, '"')
+}
+
+const hex = "0123456789abcdef"
