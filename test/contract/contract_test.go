@@ -10,7 +10,8 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 
-func bin(t *testing.T, name string) string { return harness.Bin(t, name) }
+// bin is the path of a built command.
+func bin(t *testing.T, name string) string { t.Helper(); return harness.Bin(t, name) }
 
 func run(t *testing.T, args ...string) harness.Result { return harness.Run(t, args[0], args[1:]...) }
 
