@@ -41,3 +41,47 @@ func (t *Target) For(node cells.NodeID) (v Version, ok bool) {
 	v, ok = t.Cells[node.Cell()]
 	return v, ok
 }
+
+// Targets is what every region should run under this state, in the order of the topology. Epoch is the leader's; Number
+// is the state's Rev. Before the first publication there are none.
+func (s State) Targets(topology cells.Topology, epoch uint64) []Target {
+	if s.Phase == "" {
+		return nil
+	}
+	var out []Target
+	for _, region := range topology.Regions {
+		t := Target{
+			Form: TargetForm, Region: region.ID, Epoch: epoch, Number: s.Rev, Created: s.Changed,
+			Cells: map[cells.CellID]Version{}, Nodes: map[cells.NodeID]Version{}, Share: map[cells.CellID]int{},
+		}
+		for _, cell := range region.Cells {
+			if v := s.cell(cell.ID); v.Number != 0 {
+				t.Cells[cell.ID] = v
+			}
+			t.Share[cell.ID] = max(len(cell.Nodes), 1)
+			for _, n := range cell.Nodes {
+				if v, ok := s.Nodes[n.ID]; ok {
+					t.Nodes[n.ID] = v
+				}
+			}
+		}
+		out = append(out, t)
+	}
+	return out
+}
+
+// cell is the version that the cell should run.
+func (s State) cell(id cells.CellID) Version {
+	if v, ok := s.Cells[id]; ok {
+		return v
+	}
+	return s.Stable
+}
+
+// node is the version that the node should run.
+func (s State) node(id cells.NodeID) Version {
+	if v, ok := s.Nodes[id]; ok {
+		return v
+	}
+	return s.cell(id.Cell())
+}
