@@ -1,0 +1,88 @@
+package globalrouter
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/cellgate/cellgate/globalrouter/answer"
+	"github.com/cellgate/cellgate/globalrouter/locate"
+	"github.com/cellgate/cellgate/globalrouter/steer"
+)
+
+// Table is everything that an answer is made from: one zone and one plan, compiled. It is immutable.
+type Table struct {
+	zone *Zone
+	fast *answer.Table
+}
+
+// Compile makes a table. plan and geo may be nil; blind says that there should be a plan but there is none: then what the
+// zone does not have is answered with SERVFAIL instead of a denial.
+func Compile(zone *Zone, plan *steer.Plan, geo []GeoEntry, blind bool) (*Table, error) {
+	var l *locate.Table
+	if plan != nil {
+		if err := plan.Validate(); err != nil {
+			return nil, err
+		}
+		var err error
+		if l, err = localities(plan, geo); err != nil {
+			return nil, err
+		}
+	}
+	return &Table{zone: zone, fast: answer.New(zone.forFastPath(), plan, l, blind)}, nil
+}
+
+// Outside lists the plan's names that this zone cannot answer for, sorted.
+func (z *Zone) Outside(plan *steer.Plan) []string {
+	var out []string
+	for name := range plan.Names {
+		if !below(wireName(name+"."), z.origin) {
+			out = append(out, name)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// localities merges the plan's client prefixes with the geo file's; where both name the same prefix, the file wins.
+func localities(plan *steer.Plan, geo []GeoEntry) (*locate.Table, error) {
+	index := map[string]uint16{}
+	all := map[netip.Prefix]uint16{}
+	for i, l := range plan.Localities {
+		index[l.ID] = uint16(i)
+		for _, p := range l.Prefixes {
+			all[p] = uint16(i)
+		}
+	}
+	for _, g := range geo {
+		i, ok := index[g.Locality]
+		if !ok {
+			return nil, fmt.Errorf("geo: line %d: the plan has no locality %q", g.Line, g.Locality)
+		}
+		all[g.Prefix] = i
+	}
+	entries := make([]locate.Entry, 0, len(all))
+	for p, i := range all {
+		entries = append(entries, locate.Entry{Prefix: p, Locality: i})
+	}
+	return locate.Build(entries)
+}
+
+// Plan is the plan that the table answers from, or nil.
+func (t *Table) Plan() *steer.Plan { return t.fast.Plan() }
+
+// Explain says what a client is told about a steered name; ok is false when the name is not steered.
+func (t *Table) Explain(name string, client netip.Addr) (answer.Steered, bool) {
+	var s answer.Scratch
+	return t.fast.Explain(&s, wireName(name+"."), client, true)
+}
+
+// Answer gives the answer to the packet in b[:n], written into b or freshly made; nil means that nothing is sent.
+func (t *Table) Answer(s *answer.Scratch, b []byte, n int, source netip.Addr, limit int) (out []byte, slow bool) {
+	if n := t.fast.Answer(s, b, n, source, limit); n > 0 {
+		return b[:n], false
+	} else if n == answer.Drop {
+		return nil, false
+	}
+	return t.slow(s, b[:n], source, limit), true
+}
