@@ -162,10 +162,11 @@ func className(class string) string {
 	return class
 }
 
+// set is the class as a shard set. Its salt fits the 53 bits that every JSON reader keeps.
 func (w *work) set(class string) Set {
 	h := fnv.New64a()
 	h.Write([]byte(class))
-	set := Set{ID: class, Salt: h.Sum64()}
+	set := Set{ID: class, Salt: h.Sum64() >> 11}
 	i := uint16(0)
 	for _, c := range w.in.Topology.Cells() {
 		if len(c.Addresses) == 0 || int(i) == len(w.next.Plan.Cells) {

@@ -1,0 +1,123 @@
+package globalrouter
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cellgate/cellgate/cmd/internal/admin"
+	"github.com/cellgate/cellgate/cmd/internal/bootstrap"
+	"github.com/cellgate/cellgate/globalrouter"
+	"github.com/cellgate/cellgate/nodeapi"
+	"github.com/cellgate/cellgate/trust"
+)
+
+// inWorld serves the plan that the controllers sign, or the last one on disk while none of them can be reached.
+func inWorld(ctx context.Context, file string, log *slog.Logger) error {
+	boot, err := bootstrap.Load[bootstrap.Router](file)
+	if err != nil {
+		return err
+	}
+	signer, err := trust.LoadSigner(boot.Identity.Cert, boot.Identity.Key)
+	if err != nil {
+		return err
+	}
+	roots, err := trust.LoadRoots(boot.Identity.CA)
+	if err != nil {
+		return err
+	}
+	text, err := os.ReadFile(boot.Zone)
+	if err != nil {
+		return fmt.Errorf("zone: %w", err)
+	}
+	zone, err := globalrouter.ReadZone(boot.Zone, text)
+	if err != nil {
+		return err
+	}
+
+	server := &globalrouter.Server{Listen: boot.Listen, Log: log}
+	agent := &globalrouter.Agent{
+		Dir: filepath.Join(boot.DataDir, "plans"), Zone: zone, Server: server, Log: log,
+		Verify: func(envelope []byte, now time.Time) ([]byte, error) {
+			payload, _, err := roots.Verify("plan", envelope, now, trust.RoleController)
+			return payload, err
+		},
+	}
+	if err := agent.Load(); err != nil {
+		return err
+	}
+	name := fmt.Sprintf("%016x", rand.Uint64())
+	client := nodeapi.NewClient(nodeapi.Options{
+		Controllers: boot.Controllers, TLS: trust.ClientTLS(signer, roots, trust.RoleController), Log: log,
+		Hello: func() *nodeapi.Hello {
+			h := &nodeapi.Hello{Boot: name}
+			if p := agent.Held().Plan; p != nil {
+				h.PlanEpoch, h.PlanNumber = p.Epoch, p.Number
+			}
+			return h
+		},
+		Receive: func(d *nodeapi.Down) { receive(agent, d, "push", log) },
+		Polled:  func(d *nodeapi.Down) { receive(agent, d, "poll", log) },
+	})
+	metrics := prometheus.NewRegistry()
+	metrics.MustRegister(globalrouter.Collector{Server: server, Now: time.Now})
+	adm, err := admin.Listen(admin.Options{
+		Addr: boot.Admin, CertFile: boot.AdminCert, KeyFile: boot.AdminKey, TokenHash: boot.AdminTokenHash,
+		Signer: signer, Roots: roots, Gatherer: metrics, Log: log,
+		Ready: func() error {
+			if agent.Held().Plan == nil {
+				return errors.New("no plan yet")
+			}
+			return nil
+		},
+		Pages: map[string]http.Handler{"GET /plan": planPage(agent)},
+	})
+	if err != nil {
+		return err
+	}
+	if err := server.Bind(); err != nil {
+		return err
+	}
+	log.Info("globalrouter serves", "id", boot.ID, "zone", zone.Origin(), "listen", boot.Listen, "admin", boot.Admin)
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return server.Run(ctx) })
+	g.Go(func() error { return client.Run(ctx) })
+	g.Go(func() error { return adm.Run(ctx) })
+	return g.Wait()
+}
+
+// receive takes a plan; a controller sends the current one again on every attach and poll, so an equal one is no news.
+func receive(agent *globalrouter.Agent, d *nodeapi.Down, source string, log *slog.Logger) {
+	if d.GetPlan() == nil {
+		return
+	}
+	err := agent.Accept(d.GetPlan().GetEnvelope(), source, time.Now())
+	if err != nil && !errors.Is(err, globalrouter.ErrOlder) {
+		log.Warn("refused a plan", "source", source, "error", err)
+	}
+}
+
+// planPage shows the served plan, where it came from and how old it is.
+func planPage(agent *globalrouter.Agent) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		held := agent.Held()
+		if held.Plan == nil {
+			http.Error(w, "no plan yet", http.StatusNotFound)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		enc := json.NewEncoder(w)
+		enc.SetIndent("", "  ")
+		_ = enc.Encode(map[string]any{"source": held.Source, "age_s": time.Since(held.Plan.Created).Seconds(), "plan": held.Plan}) // the client went away
+	})
+}

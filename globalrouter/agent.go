@@ -1,0 +1,172 @@
+package globalrouter
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cellgate/cellgate/globalrouter/steer"
+	"github.com/cellgate/cellgate/internal/durable"
+)
+
+// Agent keeps a router of a world on the newest plan: it verifies, refuses what is older, stores, and only then serves.
+// With no controller in reach it serves the newest plan on disk; with none there either, what only a plan could
+// answer is SERVFAIL.
+type Agent struct {
+	Dir    string // holds the last plans
+	Zone   *Zone
+	Server *Server
+	// Verify gives the payload of an envelope signed by a controller, judged as of now.
+	Verify func(envelope []byte, now time.Time) ([]byte, error)
+	Log    *slog.Logger
+
+	mu   sync.Mutex
+	held Held // guarded by mu
+}
+
+// Held is the plan that an agent serves; Plan is nil when there is none.
+type Held struct {
+	Plan   *steer.Plan
+	Source string // "push", "poll" or "disk"
+}
+
+const (
+	keepPlans  = 3
+	planSuffix = ".plan"
+)
+
+// Held is the plan that is served now.
+func (a *Agent) Held() Held {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.held
+}
+
+// Load serves the newest readable plan on disk, or nothing but the zone when there is none.
+func (a *Agent) Load() error {
+	if err := os.MkdirAll(a.Dir, 0o700); err != nil {
+		return fmt.Errorf("plans: %w", err)
+	}
+	files, err := a.files()
+	if err != nil {
+		return err
+	}
+	for _, file := range slices.Backward(files) {
+		err := a.loadFile(file)
+		if err == nil {
+			return nil
+		}
+		a.Log.Error("a stored plan is unusable", "file", file, "error", err)
+	}
+	t, err := Compile(a.Zone, nil, nil, true)
+	if err != nil {
+		return err
+	}
+	a.Server.Swap(t)
+	a.Log.Warn("no plan: names outside the zone file are answered with SERVFAIL until one comes")
+	return nil
+}
+
+// loadFile verifies the envelope as of the time it was stored: the signer's certificate may have run out since,
+// while no controller could be reached.
+func (a *Agent) loadFile(file string) error {
+	info, err := os.Stat(file)
+	if err != nil {
+		return fmt.Errorf("plans: %w", err)
+	}
+	envelope, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("plans: %w", err)
+	}
+	plan, table, err := a.read(envelope, info.ModTime())
+	if err != nil {
+		return err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.serve(plan, table, "disk")
+	return nil
+}
+
+func (a *Agent) read(envelope []byte, now time.Time) (*steer.Plan, *Table, error) {
+	payload, err := a.Verify(envelope, now)
+	if err != nil {
+		return nil, nil, err
+	}
+	plan, err := steer.DecodePlan(payload)
+	if err != nil {
+		return nil, nil, err
+	}
+	table, err := Compile(a.Zone, plan, nil, false)
+	return plan, table, err
+}
+
+// ErrOlder is given for a plan that does not come after the served one.
+var ErrOlder = errors.New("the plan is not newer than the served one")
+
+// Accept takes a signed plan from a controller. On an error nothing has changed.
+func (a *Agent) Accept(envelope []byte, source string, now time.Time) error {
+	plan, table, err := a.read(envelope, now)
+	if err != nil {
+		return err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !plan.Newer(a.held.Plan) {
+		return fmt.Errorf("%w: (%d, %d)", ErrOlder, plan.Epoch, plan.Number)
+	}
+	if err := durable.Write(a.path(plan), envelope); err != nil {
+		return err
+	}
+	a.serve(plan, table, source)
+	return a.prune()
+}
+
+func (a *Agent) serve(plan *steer.Plan, table *Table, source string) {
+	a.Server.Swap(table)
+	a.held = Held{Plan: plan, Source: source}
+	a.Log.Info("serving a plan", "epoch", plan.Epoch, "number", plan.Number, "source", source, "all_down", plan.AllDown, "unplaced", len(plan.Unplaced))
+	if out := a.Zone.Outside(plan); len(out) > 0 {
+		a.Log.Warn("the plan has names outside the zone", "zone", a.Zone.Origin(), "names", out[:min(len(out), 10)], "count", len(out))
+	}
+}
+
+// path sorts by name as plans do by (epoch, number).
+func (a *Agent) path(p *steer.Plan) string {
+	return filepath.Join(a.Dir, fmt.Sprintf("%020d-%020d%s", p.Epoch, p.Number, planSuffix))
+}
+
+func (a *Agent) files() ([]string, error) {
+	entries, err := os.ReadDir(a.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("plans: %w", err)
+	}
+	var out []string
+	for _, e := range entries {
+		if strings.HasSuffix(e.Name(), planSuffix) && !strings.HasPrefix(e.Name(), ".") {
+			out = append(out, filepath.Join(a.Dir, e.Name()))
+		}
+	}
+	slices.Sort(out)
+	return out, nil
+}
+
+// prune keeps the last plans, also from before the served one: the newest may turn out unreadable after a crash of the disk.
+func (a *Agent) prune() error {
+	files, err := a.files()
+	if err != nil {
+		return err
+	}
+	for _, f := range files[:max(len(files)-keepPlans, 0)] {
+		if err := os.Remove(f); err != nil {
+			return fmt.Errorf("plans: %w", err)
+		}
+	}
+	return nil
+}
