@@ -17,7 +17,7 @@ func TestOnlyOrdinaryUnicastIsDialledUnlessLoopbackIsAllowed(t *testing.T) {
 		if got := (Allow{}).Permits(addr); got != want {
 			t.Errorf("%s: %v", text, got)
 		}
-		if got := Loopback().Permits(addr); got != (want || plain(addr).IsLoopback()) {
+		if got := Loopback().Permits(addr); got != (want || addr.Unmap().IsLoopback()) {
 			t.Errorf("%s with loopback: %v", text, got)
 		}
 	}

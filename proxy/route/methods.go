@@ -1,13 +1,14 @@
 package route
 
-import "strings"
+import (
+	"strings"
+
+	"github.com/cellgate/cellgate/snapshot"
+)
 
 // known lists the methods that routes may name, in the order of their bits. "Other" methods are taken by routes that
 // take all methods.
-var known = [...]string{
-	"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE",
-	"PROPFIND", "PROPPATCH", "MKCOL", "COPY", "MOVE", "LOCK", "UNLOCK", "REPORT", "SEARCH", "PURGE", "QUERY",
-}
+var known = snapshot.Methods()
 
 const (
 	allMethods  = ^uint32(0)

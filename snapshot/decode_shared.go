@@ -1,0 +1,385 @@
+package snapshot
+
+import (
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/pem"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cellgate/cellgate/cells"
+	"go.yaml.in/yaml/v3"
+)
+
+var (
+	upstreamKeys  = []string{"id", "endpoints", "discovery", "balance", "lb", "pool", "tls"}
+	discoveryKeys = []string{"consul", "dns"}
+	poolKeys      = []string{"max_connections", "max_pending"}
+	tlsKeys       = []string{"ca", "server_name", "client_cert"}
+	policyKeys    = []string{"id", "jwt", "api_key"}
+	jwtKeys       = []string{"issuer", "audience", "jwks", "scopes", "algorithms", "consumer_claim", "max_token_lifetime"}
+	planKeys      = []string{"id", "rate_per_sec", "quota_per_day"}
+	consumerKeys  = []string{"id", "plan", "api_key_hashes"}
+	tenantKeys    = []string{"id", "hosts", "shard", "class"}
+	sampleKeys    = []string{"request", "expect"}
+	requestKeys   = []string{"method", "url", "headers"}
+	expectKeys    = []string{"route", "upstream", "status"}
+	algorithms    = []string{"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
+)
+
+const (
+	maxEndpoints = 1000
+	maxHosts     = 1000
+	maxHashes    = 100
+)
+
+func (d *decoder) upstream(n *yaml.Node, s spot, p *at) {
+	o, ok := d.object(n, p, upstreamKeys)
+	if !ok {
+		return
+	}
+	var u Upstream
+	u.ID, ok = d.id(o, kindUpstream, s)
+	d.endpoints(o, &u)
+	d.discovery(o, &u)
+	u.Balance = d.balance(o)
+	if n := o.get("pool"); n != nil {
+		if in, ok := d.object(n, p.child("pool"), poolKeys); ok {
+			u.Pool = in.pool()
+		}
+	}
+	d.tls(o, &u.TLS)
+	if ok {
+		d.cfg.Upstreams = append(d.cfg.Upstreams, u)
+	}
+}
+
+func (d *decoder) endpoints(o object, u *Upstream) {
+	given, found := o.get("endpoints"), o.get("discovery")
+	switch {
+	case given == nil && found == nil:
+		d.wrong(o.line, o.at.child("endpoints"), "is missing", "give endpoints, or discovery")
+	case given != nil && found != nil:
+		d.wrong(found.Line, o.at.child("discovery"), "stands beside endpoints", "an upstream has exactly one of them")
+	}
+	if r := d.resolve(given); r != nil && r.Kind == yaml.SequenceNode && len(r.Content) == 0 {
+		o.wrong("endpoints", "is empty", "give at least one host:port")
+	}
+	d.list(given, o.at.child("endpoints"), maxEndpoints, func(_ int, n *yaml.Node, p *at) {
+		s, ok := d.string(n, p, "")
+		if !ok {
+			return
+		}
+		clean, fault, hint := d.allow.endpoint(s)
+		switch {
+		case fault != "":
+			d.wrong(n.Line, p, clip(s)+" "+fault, hint)
+		case slices.Contains(u.Endpoints, clean):
+			d.wrong(n.Line, p, clip(s)+" stands here twice", "keep one of them")
+		default:
+			u.Endpoints = append(u.Endpoints, clean)
+		}
+	})
+}
+
+func (d *decoder) discovery(o object, u *Upstream) {
+	n := o.get("discovery")
+	if n == nil {
+		return
+	}
+	in, ok := d.object(n, o.at.child("discovery"), discoveryKeys)
+	if !ok {
+		return
+	}
+	u.Discovery = Discovery{Consul: in.string("consul"), DNS: in.string("dns")}
+	switch {
+	case len(in.keys) != 1:
+		d.wrong(in.line, in.at, "has exactly one of consul and dns", "")
+	case in.get("dns") != nil && u.Discovery.DNS != "":
+		host := u.Discovery.DNS
+		if h, _, found := strings.Cut(host, ":"); found {
+			host = h
+		}
+		if fault, hint := d.allow.host(host); fault != "" {
+			in.wrong("dns", clip(u.Discovery.DNS)+" "+fault, hint)
+		}
+	}
+}
+
+func (d *decoder) balance(o object) string {
+	n, key := o.either("balance", "lb")
+	s, ok := d.string(n, o.at, key)
+	if !ok {
+		return ""
+	}
+	s = strings.ReplaceAll(s, "-", "_")
+	words := []string{DefaultBalance, "round_robin", "least_requests"}
+	switch {
+	case s == DefaultBalance:
+		return ""
+	case !slices.Contains(words, s):
+		o.wrong(key, strconv.Quote(clip(s))+" is not known", "one of "+strings.Join(words, ", "))
+		return ""
+	}
+	return s
+}
+
+func (o object) pool() Pool {
+	connections, _ := o.int("max_connections", 1, 100_000)
+	pending, _ := o.int("max_pending", 1, 1_000_000)
+	p := Pool{int(connections), int(pending)}
+	if p.MaxConnections == defaultPool.MaxConnections {
+		p.MaxConnections = 0
+	}
+	if p.MaxPending == defaultPool.MaxPending {
+		p.MaxPending = 0
+	}
+	return p
+}
+
+func (d *decoder) tls(o object, t *TLS) {
+	n := o.get("tls")
+	if n == nil {
+		return
+	}
+	if r := d.resolve(n); r != nil && r.Kind == yaml.ScalarNode {
+		if t.Off = r.Value == "off"; !t.Off {
+			o.wrong("tls", strconv.Quote(clip(r.Value))+" is not known", "off, or {ca, server_name, client_cert}")
+		}
+		return
+	}
+	in, ok := d.object(n, o.at.child("tls"), tlsKeys)
+	if !ok {
+		return
+	}
+	t.CA, _ = d.limited(in.get("ca"), in.at, "ca", maxText)
+	t.ServerName, t.ClientCert = in.string("server_name"), in.string("client_cert")
+	if t.CA != "" && !validCA(t.CA) {
+		in.wrong("ca", "holds no certificate in PEM", "")
+	}
+	if t.ServerName != "" && !validHostname(t.ServerName) {
+		in.wrong("server_name", strconv.Quote(clip(t.ServerName))+" is not a host name", "")
+	}
+}
+
+func validCA(text string) bool {
+	n := 0
+	for rest := []byte(text); ; n++ {
+		var block *pem.Block
+		if block, rest = pem.Decode(rest); block == nil {
+			return n > 0
+		}
+		if _, err := x509.ParseCertificate(block.Bytes); err != nil || block.Type != "CERTIFICATE" {
+			return false
+		}
+	}
+}
+
+func (d *decoder) policy(n *yaml.Node, s spot, p *at) {
+	o, ok := d.object(n, p, policyKeys)
+	if !ok {
+		return
+	}
+	var pol Policy
+	pol.ID, ok = d.id(o, kindPolicy, s)
+	if pol.ID == "none" {
+		o.wrong("id", "none means no policy", "choose another id")
+	}
+	if (o.get("jwt") != nil) == (o.get("api_key") != nil) {
+		d.wrong(o.line, p, "has exactly one kind", "one of jwt, api_key")
+	}
+	if n := o.get("jwt"); n != nil {
+		pol.JWT = d.jwt(n, p.child("jwt"))
+	}
+	if n := o.get("api_key"); n != nil {
+		if _, ok := d.object(n, p.child("api_key"), nil); ok {
+			pol.APIKey = &APIKey{}
+		}
+	}
+	if ok {
+		d.cfg.Policies = append(d.cfg.Policies, pol)
+	}
+}
+
+func (d *decoder) jwt(n *yaml.Node, p *at) *JWT {
+	o, ok := d.object(n, p, jwtKeys)
+	if !ok {
+		return nil
+	}
+	j := &JWT{Issuer: o.string("issuer"), Audience: o.string("audience"), JWKS: o.string("jwks"), ConsumerClaim: o.string("consumer_claim")}
+	for _, key := range []string{"issuer", "audience", "jwks"} {
+		if o.get(key) == nil {
+			d.wrong(o.line, p.child(key), "is missing", "")
+		}
+	}
+	if j.JWKS != "" {
+		if fault, hint := d.allow.identityURL(j.JWKS); fault != "" {
+			o.wrong("jwks", strconv.Quote(clip(j.JWKS))+" "+fault, hint)
+		}
+	}
+	j.Scopes = o.strings("scopes", 64)
+	slices.Sort(j.Scopes)
+	j.Algorithms = o.strings("algorithms", len(algorithms))
+	for _, a := range j.Algorithms {
+		if !slices.Contains(algorithms, a) {
+			o.wrong("algorithms", strconv.Quote(clip(a))+" is not accepted", "one of "+strings.Join(algorithms, ", "))
+		}
+	}
+	slices.Sort(j.Algorithms)
+	j.MaxTokenLifetime, _ = o.duration("max_token_lifetime", time.Second, 10*365*24*time.Hour)
+	return j
+}
+
+func (d *decoder) plan(n *yaml.Node, s spot, p *at) {
+	o, ok := d.object(n, p, planKeys)
+	if !ok {
+		return
+	}
+	id, ok := d.id(o, kindPlan, s)
+	rate, _ := o.int("rate_per_sec", 1, maxRate)
+	quota, _ := o.int("quota_per_day", 1, 1<<53)
+	if ok {
+		d.cfg.Plans = append(d.cfg.Plans, Plan{id, uint64(rate), uint64(quota)})
+	}
+}
+
+func (d *decoder) consumer(n *yaml.Node, s spot, p *at) {
+	o, ok := d.object(n, p, consumerKeys)
+	if !ok {
+		return
+	}
+	id, ok := d.id(o, kindConsumer, s)
+	c := Consumer{ID: id, Plan: o.string("plan")}
+	if c.Plan != "" {
+		d.refer(kindPlan, c.Plan, s, o.get("plan"), "plan")
+	}
+	d.list(o.get("api_key_hashes"), p.child("api_key_hashes"), maxHashes, func(_ int, n *yaml.Node, p *at) {
+		if h, ok := d.keyHash(n, p, id, s); ok {
+			c.APIKeyHashes = append(c.APIKeyHashes, h)
+		}
+	})
+	slices.Sort(c.APIKeyHashes)
+	if ok {
+		d.cfg.Consumers = append(d.cfg.Consumers, c)
+	}
+}
+
+// keyHash reads the hash of a key, which one consumer alone may hold.
+func (d *decoder) keyHash(n *yaml.Node, p *at, consumer string, s spot) (string, bool) {
+	given, ok := d.string(n, p, "")
+	if !ok {
+		return "", false
+	}
+	h := strings.ToLower(given)
+	raw, found := strings.CutPrefix(h, KeyHashPrefix)
+	if sum, err := hex.DecodeString(raw); !found || err != nil || len(sum) != 32 {
+		d.wrong(n.Line, p, "is not sha256: and 64 hex digits", "the SHA-256 of the whole key")
+		return "", false
+	}
+	if first, taken := d.hashes[h]; taken {
+		d.wrong(n.Line, p, fmt.Sprintf("is also a key of consumer %q at %s", first.by, first.at), "one key has one consumer")
+		return "", false
+	}
+	d.hashes[h] = claim{consumer, s}
+	return h, true
+}
+
+func (d *decoder) tenant(n *yaml.Node, s spot, p *at) {
+	o, ok := d.object(n, p, tenantKeys)
+	if !ok {
+		return
+	}
+	id, ok := d.id(o, kindTenant, s)
+	shard, _ := o.int("shard", 0, 10_000)
+	t := Tenant{ID: id, Shard: int(shard)}
+	t.Class = cells.Class(o.oneOf("class", "", string(cells.Public), string(cells.Partner), string(cells.Internal)))
+	if t.Class == cells.Public {
+		t.Class = ""
+	}
+	d.list(o.get("hosts"), p.child("hosts"), maxHosts, func(_ int, n *yaml.Node, p *at) {
+		if h, ok := d.tenantHost(n, p, id, s); ok {
+			t.Hosts = append(t.Hosts, h)
+		}
+	})
+	slices.Sort(t.Hosts)
+	if ok {
+		d.cfg.Tenants = append(d.cfg.Tenants, t)
+	}
+}
+
+// tenantHost reads a host pattern, which one tenant alone may claim.
+func (d *decoder) tenantHost(n *yaml.Node, p *at, tenant string, s spot) (string, bool) {
+	given, ok := d.string(n, p, "")
+	if !ok {
+		return "", false
+	}
+	h, fault, hint := hostPattern(given)
+	if fault != "" {
+		d.wrong(n.Line, p, strconv.Quote(clip(given))+" "+fault, hint)
+		return "", false
+	}
+	if first, taken := d.claims[h]; taken {
+		d.wrong(n.Line, p, fmt.Sprintf("%s is claimed by tenant %q and, at %s, by tenant %q", h, tenant, first.at, first.by), "a host has one tenant")
+		return "", false
+	}
+	d.claims[h] = claim{tenant, s}
+	return h, true
+}
+
+func (d *decoder) sample(n *yaml.Node, s spot, p *at) {
+	o, ok := d.object(n, p, sampleKeys)
+	if !ok {
+		return
+	}
+	before := len(d.problems) + d.unshown
+	sample := Sample{At: Place{File: s.file, Line: s.line, Path: s.path()}}
+	if n := o.get("request"); n == nil {
+		d.wrong(o.line, p.child("request"), "is missing", "")
+	} else if in, ok := d.object(n, p.child("request"), requestKeys); ok {
+		sample.Request = d.sampleRequest(in)
+	}
+	if n := o.get("expect"); n == nil {
+		d.wrong(o.line, p.child("expect"), "is missing", "")
+	} else if in, ok := d.object(n, p.child("expect"), expectKeys); ok {
+		sample.Expect = d.sampleExpect(in)
+	}
+	if len(d.problems)+d.unshown == before {
+		d.cfg.Samples = append(d.cfg.Samples, sample)
+	}
+}
+
+func (d *decoder) sampleRequest(o object) SampleRequest {
+	r := SampleRequest{Method: "GET", URL: o.string("url")}
+	if o.get("method") != nil {
+		r.Method = o.string("method")
+	}
+	if o.get("url") == nil {
+		d.wrong(o.line, o.at.child("url"), "is missing", "")
+	} else if r.URL != "" && !strings.HasPrefix(r.URL, "https://") && !strings.HasPrefix(r.URL, "http://") {
+		o.wrong("url", strconv.Quote(clip(r.URL))+" is not an absolute URL", "such as https://api.example.com/v1/orders/7")
+	}
+	for k, v := range o.pairs("headers", maxPredicates) {
+		if r.Headers == nil {
+			r.Headers = map[string]string{}
+		}
+		r.Headers[strings.ToLower(k)] = v
+	}
+	return r
+}
+
+func (d *decoder) sampleExpect(o object) SampleExpect {
+	status, _ := o.int("status", 400, 499)
+	e := SampleExpect{Route: o.string("route"), Upstream: o.string("upstream"), Status: int(status)}
+	switch {
+	case len(o.keys) == 0:
+		d.wrong(o.line, o.at, "expects nothing", "give route, upstream or status")
+	case status != 0 && status != 404 && status != 405 && status != 400:
+		o.wrong("status", "must be 400, 404 or 405", "other answers are not routing's")
+	case status != 0 && len(o.keys) > 1:
+		o.wrong("status", "stands beside route or upstream", "a status means that no route takes the request")
+	}
+	return e
+}
