@@ -277,7 +277,7 @@ func (m *machine) rollingBack() {
 		m.Why = fmt.Sprintf("rolling back to %d; waits: %s", m.Stable.Number, waiting)
 		return
 	}
-	why := fmt.Sprintf("every node serves %d", m.Stable.Number)
+	why := fmt.Sprintf("every node that reports serves %d", m.Stable.Number)
 	if len(waiting) > 0 {
 		why = "not waited for: " + waiting.String()
 	}
