@@ -1,0 +1,149 @@
+package proxy
+
+import (
+	"net/netip"
+	"time"
+	"unsafe"
+
+	"github.com/cellgate/cellgate/proxy/http1"
+	"github.com/cellgate/cellgate/proxy/path"
+	"github.com/cellgate/cellgate/proxy/program"
+	"github.com/cellgate/cellgate/proxy/retry"
+	"github.com/cellgate/cellgate/proxy/upstream"
+	"github.com/cellgate/cellgate/reason"
+)
+
+// Exchange is one request and its answer. It is pooled: nothing in it outlives Finish.
+// Strings in it may point into the request's buffer, which the engine keeps still until Finish.
+type Exchange struct {
+	server *Server
+
+	// Written by: the engine, before Run.
+	Request  http1.Request
+	Start    time.Time
+	Peer     netip.Addr
+	PeerText string
+	Protocol string
+	TLS      bool
+
+	// Written by: Run.
+	at   int
+	wait <-chan struct{}
+
+	// Written by: admit.
+	id       [32]byte
+	table    *table
+	asked    time.Duration // the client's own limit; 0 = none
+	Deadline time.Time     // of the whole exchange; routing sets it
+
+	// Written by: target.
+	host    string
+	path    path.Clean
+	query   string
+	rewrite [1024]byte
+
+	// Written by: matchRoute.
+	match program.Match
+
+	// Written by: authenticate.
+	credentials Credentials
+	identity    Identity
+
+	// Written by: choose.
+	Pool    *upstream.Pool
+	Machine retry.Machine
+
+	// Written by: the engine, while it forwards.
+	Endpoint  int // of the last attempt; -1 before the first
+	Attempts  int
+	Waited    time.Duration // on the upstream
+	BytesIn   int64
+	BytesOut  int64
+	Truncated bool
+
+	// Written by: Fail and Answered, read by the answer stages.
+	Reason   reason.Reason
+	Status   int
+	Upstream *http1.Response // nil when the gateway answers itself
+	// Closing tells the client to make a new connection after this answer. The engine may set it until the head is written.
+	Closing bool
+
+	// Written by: the answer stages.
+	retryAfter time.Duration
+	extra      [maxExtra]extraField
+	extras     int
+	text       []byte // values of extra fields and the problem document
+	body       span
+
+	// Written by: matchRoute and Finish, here so that neither allocates.
+	lookup program.Request
+	rec    Record
+}
+
+type span struct{ start, end int }
+
+// extraField is a field that the gateway adds to an answer.
+type extraField struct {
+	name  string
+	value span
+}
+
+// maxExtra is the most that the answer stages add: each of them adds a fixed few.
+const maxExtra = 10
+
+// reset forgets the last request but keeps buffers.
+func (x *Exchange) reset() {
+	x.at, x.wait = 0, nil
+	x.table, x.asked, x.Deadline = nil, 0, time.Time{}
+	x.host, x.path, x.query = "", "", ""
+	x.match, x.credentials, x.identity = program.Match{}, Credentials{}, Identity{}
+	x.Pool, x.Machine = nil, retry.Machine{}
+	x.Endpoint, x.Attempts, x.Waited, x.BytesIn, x.BytesOut, x.Truncated = -1, 0, 0, 0, 0, false
+	x.Reason, x.Status, x.Upstream, x.Closing = reason.None, 0, nil, false
+	x.retryAfter, x.extras, x.text, x.body = 0, 0, x.text[:0], span{}
+}
+
+// ID is the request id, 32 hex digits.
+func (x *Exchange) ID() string { return unsafe.String(&x.id[0], len(x.id)) }
+
+// Head says whether the method is HEAD, whose answers have no body.
+func (x *Exchange) Head() bool { return string(x.Request.Method()) == "HEAD" }
+
+// Fail makes the gateway answer itself for this reason.
+func (x *Exchange) Fail(why reason.Reason) {
+	x.Reason, x.Status, x.Upstream = why, why.Status(), nil
+	x.runAnswer()
+}
+
+// Answered takes the upstream's answer for the client.
+func (x *Exchange) Answered(res *http1.Response) {
+	x.Reason, x.Status, x.Upstream = reason.None, res.Status, res
+	x.runAnswer()
+}
+
+// text is a string over bytes that stay as they are while the exchange lasts.
+func text(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
+
+// add appends a field to the answer.
+func (x *Exchange) add(name string, value []byte) {
+	at := len(x.text)
+	x.text = append(x.text, value...)
+	x.addSpan(name, span{at, len(x.text)})
+}
+
+func (x *Exchange) addString(name, value string) {
+	x.add(name, unsafe.Slice(unsafe.StringData(value), len(value)))
+}
+
+func (x *Exchange) addSpan(name string, s span) {
+	x.extra[x.extras] = extraField{name, s}
+	x.extras++
+}
+
+// headers lets routing see the request's fields.
+type headers Exchange
+
+func (h *headers) Get(name string) (string, bool) {
+	v, ok := h.Request.Find(name)
+	return text(v), ok
+}

@@ -1,0 +1,27 @@
+package proxy
+
+import "time"
+
+// record tells the recorders what the exchange came to.
+func (x *Exchange) record(now time.Time) {
+	r := &x.rec
+	*r = Record{Start: x.Start, Total: now.Sub(x.Start), Upstream: x.Waited, RequestID: x.ID(), Peer: x.Peer, Protocol: x.Protocol,
+		TLS: x.TLS, Method: text(x.Request.Method()), Host: x.host, Path: string(x.path), Status: x.Status, Reason: x.Reason,
+		Tenant: x.match.Tenant, Attempts: x.Attempts, User: x.identity.User, Consumer: x.identity.Consumer,
+		BytesIn: x.BytesIn, BytesOut: x.BytesOut, Truncated: x.Truncated}
+	if x.table != nil {
+		r.Snapshot = x.table.program.Number
+	}
+	if m := x.match.Route; m != nil {
+		r.Route, r.Owner = m.ID, m.Owner
+	}
+	if x.Pool != nil {
+		r.UpstreamID = x.Pool.ID
+		if x.Endpoint >= 0 {
+			r.Endpoint = x.Pool.Name(x.Endpoint)
+		}
+	}
+	for _, to := range x.server.opts.Recorders {
+		to.Record(r)
+	}
+}

@@ -1,0 +1,176 @@
+package proxy
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cellgate/cellgate/proxy/limit"
+	"github.com/cellgate/cellgate/proxy/program"
+	"github.com/cellgate/cellgate/proxy/upstream"
+	"github.com/cellgate/cellgate/snapshot"
+)
+
+// Options are what a server is made of.
+type Options struct {
+	Auth      Authenticator // required
+	Limits    *limit.Table  // required
+	Recorders []Recorder
+	Upstream  upstream.Options
+}
+
+// Server is the live state of one node's data plane: the table behind one atomic pointer, and what outlives tables.
+type Server struct {
+	opts      Options
+	table     atomic.Pointer[table]
+	pools     *upstream.Registry
+	exchanges sync.Pool
+	apply     sync.Mutex
+	epoch     time.Time // start of the monotonic clock that limits use
+
+	draining  atomic.Bool
+	reconnect atomic.Bool
+	changed   atomic.Pointer[chan struct{}]
+
+	// Written by: engines.
+	Connections atomic.Int64
+	InFlight    atomic.Int64
+	Requests    atomic.Uint64
+}
+
+// table is what one snapshot came to on this node. It is immutable.
+type table struct {
+	program *program.Program
+	share   int
+	pools   []*upstream.Pool
+}
+
+// New makes a server that serves nothing until Apply.
+func New(opts Options) *Server {
+	s := &Server{opts: opts, pools: upstream.NewRegistry(opts.Upstream), epoch: time.Now()}
+	s.exchanges.New = func() any { return &Exchange{server: s} }
+	ch := make(chan struct{})
+	s.changed.Store(&ch)
+	return s
+}
+
+// Apply puts a program into service, with the number of nodes that share the cell's limits. Exchanges that are under way
+// end with the table they began with. On an error nothing changes.
+func (s *Server) Apply(p *program.Program, share int) error {
+	s.apply.Lock()
+	defer s.apply.Unlock()
+	pools, err := s.pools.Pools(p.Upstreams)
+	if err != nil {
+		return fmt.Errorf("proxy: apply snapshot %d: %w", p.Number, err)
+	}
+	s.table.Store(&table{program: p, share: max(share, 1), pools: pools})
+	s.pools.Retire(pools)
+	return nil
+}
+
+// Program is what is being served; nil before the first Apply.
+func (s *Server) Program() *program.Program {
+	if t := s.table.Load(); t != nil {
+		return t.program
+	}
+	return nil
+}
+
+// Ready says whether the node wants new clients: it has a program and is neither draining nor being left.
+// It never depends on the control plane (CASES G53). A node that clients are asked to leave stays ready: it serves.
+func (s *Server) Ready() bool { return s.table.Load() != nil && !s.draining.Load() }
+
+// Leaving says whether clients are asked to make a new connection, elsewhere.
+func (s *Server) Leaving() bool { return s.reconnect.Load() || s.draining.Load() }
+
+// Reconnect asks clients to leave, or to stay again.
+func (s *Server) Reconnect(on bool) {
+	if s.reconnect.Swap(on) != on {
+		s.announce()
+	}
+}
+
+// Drain makes the node not ready and lets clients go; there is no way back.
+func (s *Server) Drain() {
+	if !s.draining.Swap(true) {
+		s.announce()
+	}
+}
+
+// Draining says whether Drain was called.
+func (s *Server) Draining() bool { return s.draining.Load() }
+
+// Changed is closed at the next change of Leaving or Draining.
+func (s *Server) Changed() <-chan struct{} { return *s.changed.Load() }
+
+func (s *Server) announce() {
+	next := make(chan struct{})
+	close(*s.changed.Swap(&next))
+}
+
+// Run keeps house until ctx ends: idle upstream connections don't stay for ever.
+func (s *Server) Run(ctx context.Context) error {
+	tick := time.NewTicker(5 * time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			s.pools.Retire(nil)
+			return nil
+		case now := <-tick.C:
+			s.pools.Sweep(now)
+		}
+	}
+}
+
+// Stats are the server's numbers at one moment.
+type Stats struct {
+	Snapshot    uint64
+	Checksum    snapshot.Digest
+	Ready       bool
+	Leaving     bool
+	Connections int64
+	InFlight    int64
+	Requests    uint64
+	Upstreams   []upstream.Stats
+}
+
+// Snapshot reads the numbers.
+func (s *Server) Snapshot() Stats {
+	st := Stats{Ready: s.Ready(), Leaving: s.Leaving(), Connections: s.Connections.Load(), InFlight: s.InFlight.Load(),
+		Requests: s.Requests.Load(), Upstreams: s.pools.Stats(time.Now())}
+	if p := s.Program(); p != nil {
+		st.Snapshot, st.Checksum = p.Number, p.Checksum
+	}
+	return st
+}
+
+// Acquire gives an empty exchange.
+func (s *Server) Acquire() *Exchange {
+	x := s.exchanges.Get().(*Exchange)
+	x.reset()
+	return x
+}
+
+// Release takes the exchange back; the engine must not touch it any more.
+func (s *Server) Release(x *Exchange) {
+	x.PeerText = ""
+	s.exchanges.Put(x)
+}
+
+// Finish records the exchange and makes it empty for the next request of the same connection.
+func (x *Exchange) Finish(now time.Time) {
+	s := x.server
+	s.Requests.Add(1)
+	if len(s.opts.Recorders) > 0 {
+		x.record(now)
+	}
+	x.reset()
+}
+
+func (s *Server) now() time.Time { return time.Now() }
+
+// mono is now on the monotonic clock, in nanoseconds.
+func (s *Server) mono() int64 { return int64(time.Since(s.epoch)) }

@@ -1,0 +1,46 @@
+package proxy
+
+import (
+	"bytes"
+
+	"github.com/cellgate/cellgate/proxy/path"
+	"github.com/cellgate/cellgate/proxy/program"
+	"github.com/cellgate/cellgate/reason"
+	"github.com/cellgate/cellgate/snapshot"
+)
+
+// target brings host and path into their only form; everything after it sees no other (A9).
+func target(x *Exchange) Verdict {
+	raw, query := x.Request.Target(), []byte(nil)
+	if i := bytes.IndexByte(raw, '?'); i >= 0 {
+		raw, query = raw[:i], raw[i+1:]
+	}
+	var err error
+	if x.path, err = path.Normalize(x.rewrite[:0], text(raw)); err != nil {
+		return x.refuse(reason.BadRequest)
+	}
+	x.query = text(query)
+	if a := x.Request.Authority(); len(a) > 0 {
+		if x.host, err = path.Host(text(a)); err != nil {
+			return x.refuse(reason.BadRequest)
+		}
+	}
+	return Next
+}
+
+// matchRoute finds tenant and route and the time that the route gives.
+func matchRoute(x *Exchange) Verdict {
+	x.lookup = program.Request{Host: x.host, Method: text(x.Request.Method()), Path: x.path, Query: x.query, Headers: (*headers)(x)}
+	if why := x.table.program.Lookup(&x.lookup, &x.match); why != reason.None {
+		return x.refuse(why)
+	}
+	timeout := x.match.Route.Timeout
+	if timeout == 0 {
+		timeout = snapshot.DefaultTimeout
+	}
+	if x.asked > 0 {
+		timeout = min(timeout, x.asked)
+	}
+	x.Deadline = x.Start.Add(timeout)
+	return Next
+}
