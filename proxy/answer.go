@@ -92,6 +92,9 @@ func (x *Exchange) problem() {
 // connection asks the client to come back on a new connection while the node is being left.
 func connection(x *Exchange) { x.Closing = x.Closing || x.server.Leaving() }
 
+// Leaving says whether the node asks its clients to come back on a new connection.
+func (x *Exchange) Leaving() bool { return x.server.Leaving() }
+
 // own makes an answer of the gateway that is no problem.
 func (x *Exchange) own(status int, contentType, body string) {
 	x.Reason, x.Status, x.Upstream = reason.None, status, nil

@@ -11,6 +11,7 @@ import (
 	"github.com/cellgate/cellgate/proxy/retry"
 	"github.com/cellgate/cellgate/proxy/upstream"
 	"github.com/cellgate/cellgate/reason"
+	"github.com/cellgate/cellgate/snapshot"
 )
 
 // Exchange is one request and its answer. It is pooled: nothing in it outlives Finish.
@@ -113,6 +114,15 @@ func (x *Exchange) Head() bool { return string(x.Request.Method()) == "HEAD" }
 func (x *Exchange) Fail(why reason.Reason) {
 	x.Reason, x.Status, x.Upstream = why, why.Status(), nil
 	x.runAnswer()
+}
+
+// Refuse answers a request whose head could not be read. Nothing of the head is used.
+func (x *Exchange) Refuse(why reason.Reason) {
+	x.newID()
+	x.table, x.Closing = x.server.table.Load(), true
+	x.Deadline = x.Start.Add(snapshot.DefaultTimeout)
+	x.Request.Blank()
+	x.Fail(why)
 }
 
 // Answered takes the upstream's answer for the client.

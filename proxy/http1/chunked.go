@@ -165,11 +165,16 @@ func (c *Chunks) finish(n int) error {
 	if err := t.parseFields(c.buf[:n], 0); err != nil {
 		return err
 	}
-	for i := range t.fields[:t.n] {
-		f := &t.fields[i]
+	t.DropKnown()
+	return nil
+}
+
+// DropKnown marks every field that means something to the gateway: in a trailer it would come past the checks.
+func (h *Head) DropKnown() {
+	for i := range h.fields[:h.n] {
+		f := &h.fields[i]
 		f.Drop = f.Drop || f.Kind != Other
 	}
-	return nil
 }
 
 func unhex(b byte) byte {

@@ -114,6 +114,16 @@ func (r *Request) Begin(scratch []byte, method, authority, target string, length
 	return nil
 }
 
+// Blank makes r a request of which nothing is known.
+func (r *Request) Blank() {
+	r.reset(nil)
+	r.method, r.target, r.authority = Span{}, Span{}, Span{}
+	r.Expect, r.Upgrade = false, false
+}
+
+// Empty makes h a head without fields, over scratch.
+func (h *Head) Empty(scratch []byte) { h.reset(scratch[:0]) }
+
 // Scratch gives the buffer of a built head back for the next Begin.
 func (h *Head) Scratch() []byte { return h.buf[:0] }
 

@@ -14,15 +14,19 @@ type Conn struct {
 	net.Conn
 	Endpoint int
 	Reused   bool           // it has carried an exchange before
+	Suspect  bool           // the last answer had no body: a faulty upstream may have sent one all the same
 	Response http1.Response // of the exchange that holds the connection
 	Chunks   http1.Chunks
 
 	pool *Pool
 	buf  *[]byte // borrowed while acquired
 	r, w int     // unread bytes are buf[r:w]
+	some bool    // a byte of the answer has come
 	born time.Time
 	idle time.Time // when it was put back
 	peek sockpeek.Peeker
+
+	readBy, writeBy time.Time // the deadlines that are set
 }
 
 // bufSize holds most response heads with the beginning of their bodies.
@@ -32,7 +36,7 @@ var buffers = sync.Pool{New: func() any { b := make([]byte, bufSize); return &b 
 
 func (c *Conn) take() {
 	c.buf = buffers.Get().(*[]byte)
-	c.r, c.w = 0, 0
+	c.r, c.w, c.some = 0, 0, false
 	c.Response.Restart()
 	c.Chunks.Reset()
 }
@@ -64,7 +68,7 @@ func (c *Conn) ReadHead() error {
 }
 
 // Started says whether any byte of an answer has come.
-func (c *Conn) Started() bool { return c.w > 0 }
+func (c *Conn) Started() bool { return c.some }
 
 // fill reads once behind the unread bytes; a head larger than the buffer gets a larger one, up to the codec's limit.
 func (c *Conn) fill() error {
@@ -81,6 +85,7 @@ func (c *Conn) fill() error {
 	n, err := c.Conn.Read((*c.buf)[c.w:])
 	c.w += n
 	if n > 0 {
+		c.some = true
 		return nil
 	}
 	return err
@@ -106,6 +111,27 @@ func (c *Conn) Buffered() []byte { return (*c.buf)[c.r:c.w] }
 
 // Use marks n buffered bytes as used.
 func (c *Conn) Use(n int) { c.r += n }
+
+// ArmRead sets the read deadline to about now + after, at most limit. One that lies close enough is left alone, because
+// setting deadlines costs more than looking at them.
+func (c *Conn) ArmRead(now time.Time, after time.Duration, limit time.Time) {
+	want := now.Add(after)
+	if want.After(limit) {
+		want = limit
+	} else if c.readBy.After(now.Add(after/2)) && !c.readBy.After(want) {
+		return
+	}
+	c.readBy = want
+	_ = c.SetReadDeadline(want)
+}
+
+// ArmWrite makes writes fail at some time after by, at most a few seconds later.
+func (c *Conn) ArmWrite(by time.Time) {
+	if c.writeBy.Before(by) || c.writeBy.Sub(by) > 5*time.Second {
+		c.writeBy = by.Add(3 * time.Second)
+		_ = c.SetWriteDeadline(c.writeBy)
+	}
+}
 
 // Alive looks whether an idle connection is still open and quiet. It costs a system call.
 func (c *Conn) Alive() bool { return c.peek.Look() == sockpeek.Quiet }

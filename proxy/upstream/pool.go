@@ -29,7 +29,7 @@ const (
 	idleTimeout    = 55 * time.Second
 	maxAge         = 5 * time.Minute
 	// quietFor is how long a connection may lie idle before it is looked at ahead of its use.
-	quietFor = time.Second
+	quietFor = 10 * time.Millisecond
 )
 
 // Pool holds the connections to one upstream. At most max are open, idle ones included; at most maxPending exchanges
@@ -108,7 +108,7 @@ func (p *Pool) Acquire(endpoint int, careful, fresh bool, now, deadline time.Tim
 		if c == nil {
 			break
 		}
-		if age := now.Sub(c.idle); age > idleTimeout || (careful || age > quietFor) && !c.Alive() {
+		if age := now.Sub(c.idle); age > idleTimeout || (careful || c.Suspect || age > quietFor) && !c.Alive() {
 			p.open--
 			c.Conn.Close()
 			continue
@@ -221,7 +221,7 @@ func (p *Pool) connect(ctx context.Context, at *place, now time.Time) (net.Conn,
 	if err != nil {
 		return nil, err
 	}
-	if !permitted(addr.Addr(), p.opts.Allow) {
+	if !p.opts.Allow.Permits(addr.Addr()) {
 		return nil, ErrForbidden
 	}
 	var d net.Dialer

@@ -1,0 +1,197 @@
+// Package engine drives exchanges over connections: one goroutine per connection with the project's own HTTP/1.1, and
+// HTTP/2 through golang.org/x/net/http2, both into the same pipeline and the same forwarding.
+//
+//	e := engine.New(server, engine.Options{Log: log})
+//	err := e.Run(ctx, plain, secure)   // until ctx ends and the exchanges under way have ended, or the hard stop
+package engine
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/cellgate/cellgate/proxy"
+)
+
+// Options of an engine. Zero values are production's.
+type Options struct {
+	Log *slog.Logger
+	// HardStop is how long exchanges may go on after a drain began; 8 s.
+	HardStop time.Duration
+	// Idle is how long a connection may wait for its next request; 75 s.
+	Idle time.Duration
+	// HeaderTime is how long a head may take from its first byte, and a TLS handshake as a whole; 10 s.
+	HeaderTime time.Duration
+	// MaxAge is the age, give or take a fifth, from which a connection is asked to leave; 5 min.
+	MaxAge time.Duration
+}
+
+func (o *Options) fill() {
+	set := func(d *time.Duration, v time.Duration) {
+		if *d == 0 {
+			*d = v
+		}
+	}
+	set(&o.HardStop, 8*time.Second)
+	set(&o.Idle, 75*time.Second)
+	set(&o.HeaderTime, 10*time.Second)
+	set(&o.MaxAge, 5*time.Minute)
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+}
+
+// Listener is a bound socket with how its connections begin; TLS nil means plain.
+type Listener struct {
+	net.Listener
+	TLS *tls.Config
+}
+
+// Engine serves connections.
+type Engine struct {
+	server *proxy.Server
+	opts   Options
+	h2     h2Front
+
+	wg    sync.WaitGroup
+	mu    sync.Mutex
+	conns map[*conn]struct{}
+}
+
+// New makes an engine for a server.
+func New(s *proxy.Server, o Options) *Engine {
+	o.fill()
+	e := &Engine{server: s, opts: o, conns: map[*conn]struct{}{}}
+	e.h2.init(e)
+	return e
+}
+
+// Run serves until ctx ends, then drains: the node becomes not ready, answers ask to close, what is under way ends,
+// idle connections are closed after a while, and after HardStop everything is cut.
+func (e *Engine) Run(ctx context.Context, listeners ...Listener) error {
+	failed := make(chan error, len(listeners))
+	for _, l := range listeners {
+		go func() { failed <- e.accept(l) }()
+	}
+	var err error
+	changed := e.server.Changed()
+	for running := true; running; {
+		select {
+		case <-ctx.Done():
+			running = false
+		case err = <-failed:
+			running = false
+		case <-changed:
+			changed = e.server.Changed()
+			e.leave(leaveIdle)
+		}
+	}
+	e.drain(listeners)
+	return err
+}
+
+// While clients are asked to leave, an idle connection gets this long for one more request, which is answered with
+// the request to close: closing it at once could hit a request that is on its way.
+const (
+	leaveIdle   = 10 * time.Second
+	drainIdle   = 1500 * time.Millisecond
+	drainAccept = 100 * time.Millisecond
+)
+
+// drain: not ready first, then a moment in which connections that the kernel has already accepted are served, then no
+// listener, then the wait.
+func (e *Engine) drain(listeners []Listener) {
+	end := time.Now().Add(e.opts.HardStop)
+	e.server.Drain()
+	e.leave(min(drainIdle, e.opts.HardStop/2))
+	time.Sleep(min(drainAccept, e.opts.HardStop/4))
+	for _, l := range listeners {
+		_ = l.Close()
+	}
+	gone := make(chan struct{})
+	go func() { e.wg.Wait(); close(gone) }()
+	select {
+	case <-gone:
+		return
+	case <-time.After(time.Until(end)):
+	}
+	e.opts.Log.Warn("drain: hard stop", "connections", e.server.Connections.Load(), "in_flight", e.server.InFlight.Load())
+	e.cut()
+	select {
+	case <-gone:
+	case <-time.After(time.Second):
+	}
+}
+
+// leave tells the connections that are there: HTTP/2 gets GOAWAY, idle HTTP/1 ones a short last wait.
+func (e *Engine) leave(idle time.Duration) {
+	if !e.server.Leaving() {
+		return
+	}
+	e.h2.goAway()
+	by := time.Now().Add(idle)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for c := range e.conns {
+		c.hurry(by)
+	}
+}
+
+func (e *Engine) cut() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for c := range e.conns {
+		_ = c.nc.Close()
+	}
+}
+
+// accept takes connections until the listener is closed. Errors that pass, such as no free descriptor, are waited out.
+func (e *Engine) accept(l Listener) error {
+	delay := 5 * time.Millisecond
+	for {
+		nc, err := l.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return nil
+		}
+		if err != nil {
+			e.opts.Log.Warn("accept", "error", err)
+			time.Sleep(delay)
+			delay = min(2*delay, time.Second)
+			continue
+		}
+		delay = 5 * time.Millisecond
+		e.wg.Add(1)
+		go e.connection(nc, l.TLS)
+	}
+}
+
+func (e *Engine) connection(nc net.Conn, cfg *tls.Config) {
+	defer e.wg.Done()
+	e.server.Connections.Add(1)
+	defer e.server.Connections.Add(-1)
+	c := newConn(e, nc)
+	e.mu.Lock()
+	e.conns[c] = struct{}{}
+	e.mu.Unlock()
+	defer func() {
+		e.mu.Lock()
+		delete(e.conns, c)
+		e.mu.Unlock()
+		c.close()
+	}()
+	if cfg != nil && !c.handshake(cfg) {
+		return
+	}
+	c.serve()
+}
+
+// age is the moment from which a connection that begins now is asked to leave.
+func (e *Engine) age(now time.Time) time.Time {
+	fifth := int64(e.opts.MaxAge / 5)
+	return now.Add(e.opts.MaxAge + time.Duration(rand.Int64N(2*fifth+1)-fifth))
+}

@@ -1,0 +1,321 @@
+package engine
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/cellgate/cellgate/proxy"
+	"github.com/cellgate/cellgate/proxy/http1"
+	"github.com/cellgate/cellgate/proxy/retry"
+	"github.com/cellgate/cellgate/proxy/upstream"
+	"github.com/cellgate/cellgate/reason"
+)
+
+// forwarding takes one exchange to its upstream and back: the acting half of retry.Machine. It is pooled.
+type forwarding struct {
+	x    *proxy.Exchange
+	cl   client
+	conn *upstream.Conn
+	out  []byte
+	body []byte // of the request when it is whole
+	full bool   // body is the whole request body
+	sent bool   // a byte of this attempt may have reached the upstream
+	up   upload
+	took time.Time // start of the attempt
+}
+
+var forwardings = sync.Pool{New: func() any { return &forwarding{out: make([]byte, 0, 8<<10)} }}
+
+// forward carries the exchange out. It reports whether both sides of the client's connection are in order afterwards:
+// the request read whole, the answer written whole.
+func forward(x *proxy.Exchange, cl client) (clean bool) {
+	f := forwardings.Get().(*forwarding)
+	defer f.recycle()
+	f.x, f.cl = x, cl
+	var err error
+	if f.body, f.full, err = cl.whole(); err != nil {
+		return f.fail(bodyReason(err))
+	}
+	if f.full {
+		x.BytesIn = int64(len(f.body))
+	}
+	x.Machine.Replayable = f.full
+	return f.attempts()
+}
+
+func (f *forwarding) recycle() {
+	f.x, f.cl, f.conn, f.body, f.full, f.sent = nil, nil, nil, nil, false, false
+	forwardings.Put(f)
+}
+
+// attempts is pick → send → judge → retry.
+func (f *forwarding) attempts() bool {
+	var tried uint64
+	fresh := false
+	for {
+		i := f.x.Pool.Set.Pick(rand.Uint64(), tried, time.Now())
+		if i < 0 {
+			if i = f.x.Pool.Set.Pick(rand.Uint64(), 0, time.Now()); i < 0 {
+				return f.fail(reason.NoEndpoint)
+			}
+		}
+		result, why := f.attempt(i, fresh)
+		now := time.Now()
+		f.settle(result, now)
+		status := 0
+		if result == retry.Answered {
+			status = f.conn.Response.Status
+		}
+		again := f.x.Machine.Again(retry.Attempt{Result: result, Status: status, Sent: f.sent}, now)
+		if !again && result == retry.Answered {
+			return f.deliver()
+		}
+		f.giveUp()
+		if !again {
+			return f.fail(why)
+		}
+		fresh = result == retry.Stale // the next pooled connection is probably as old
+		if !fresh && f.x.Endpoint < 64 {
+			tried |= 1 << f.x.Endpoint
+		}
+	}
+}
+
+// attempt sends the request to one endpoint and waits for the head of an answer. why is the reason if nothing follows.
+func (f *forwarding) attempt(i int, fresh bool) (retry.Result, reason.Reason) {
+	f.took, f.sent = time.Now(), false
+	f.x.Endpoint = i
+	pool, deadline := f.x.Pool, f.x.UpstreamDeadline(f.took)
+	pool.Set.Begin(i)
+	c, err := pool.Acquire(i, !f.x.Machine.Idempotent, fresh, f.took, deadline)
+	if err != nil {
+		return noConnection(err)
+	}
+	if c.Endpoint != i { // it was waited for
+		pool.Set.Cancel(i)
+		pool.Set.Begin(c.Endpoint)
+		f.x.Endpoint = c.Endpoint
+	}
+	f.conn = c
+	f.x.Attempts++
+	if err := f.send(deadline); err != nil {
+		return f.broken(err, deadline)
+	}
+	return f.await(deadline)
+}
+
+// noConnection judges an error of Acquire. Nothing was sent.
+func noConnection(err error) (retry.Result, reason.Reason) {
+	switch {
+	case errors.Is(err, upstream.ErrPoolFull), errors.Is(err, upstream.ErrNoTime):
+		return retry.Fatal, reason.PoolFull
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded), timedOut(err):
+		return retry.ConnectTimeout, reason.ConnectTimeout
+	}
+	return retry.ConnectFailed, reason.ConnectFailed
+}
+
+func timedOut(err error) bool {
+	var ne net.Error
+	return errors.As(err, &ne) && ne.Timeout()
+}
+
+// send writes the head, with the body when that is whole; otherwise it starts the upload.
+func (f *forwarding) send(deadline time.Time) error {
+	length := int64(len(f.body))
+	if !f.full {
+		length = f.x.Request.Length
+		if f.x.Request.Chunked {
+			length = -1
+		}
+	}
+	f.out = f.x.AppendRequest(f.out[:0], length, f.took)
+	f.out = append(f.out, f.body...)
+	f.conn.ArmWrite(deadline)
+	n, err := f.conn.Write(f.out)
+	f.sent = f.sent || n > 0
+	if err == nil && !f.full {
+		f.up.start(f.x, f.cl, f.conn, length < 0)
+	}
+	return err
+}
+
+// await waits for the final head. It looks now and then whether the client is still there, and whether the upload has
+// failed; an upstream that answers early and stops reading is heard first (CASES G23).
+func (f *forwarding) await(deadline time.Time) (retry.Result, reason.Reason) {
+	interims := 0
+	for {
+		now := time.Now()
+		if !now.Before(deadline) {
+			return retry.TimedOut, reason.UpstreamTimeout
+		}
+		f.conn.ArmRead(now, lookAfter, deadline)
+		err := f.conn.ReadHead()
+		switch {
+		case err == nil && f.conn.Response.Status >= 200:
+			return retry.Answered, reason.None
+		case err == nil:
+			if interims++; interims > maxInterims || f.conn.Response.Status == 101 {
+				return retry.Invalid, reason.UpstreamInvalid
+			}
+		case !errors.Is(err, os.ErrDeadlineExceeded):
+			return f.broken(err, deadline)
+		case f.up.failed() != reason.None:
+			return retry.Fatal, f.up.failed()
+		case f.cl.gone():
+			return retry.Fatal, reason.ClientGone
+		}
+	}
+}
+
+// broken judges a connection that failed before the answer's head was whole.
+func (f *forwarding) broken(err error, deadline time.Time) (retry.Result, reason.Reason) {
+	if why := f.up.failed(); why != reason.None {
+		return retry.Fatal, why
+	}
+	switch {
+	case errors.Is(err, http1.ErrSyntax), errors.Is(err, http1.ErrFraming), errors.Is(err, http1.ErrTooLarge), errors.Is(err, http1.ErrTooMany):
+		return retry.Invalid, reason.UpstreamInvalid
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return retry.TimedOut, reason.UpstreamTimeout
+	case f.conn.Reused && !f.conn.Started():
+		return retry.Stale, reason.UpstreamReset
+	}
+	return retry.Reset, reason.UpstreamReset
+}
+
+// settle tells the balancer what became of the attempt.
+func (f *forwarding) settle(r retry.Result, now time.Time) {
+	took := now.Sub(f.took)
+	f.x.Waited += took
+	set := f.x.Pool.Set
+	switch r {
+	case retry.Fatal, retry.Stale:
+		set.Cancel(f.x.Endpoint)
+	case retry.Answered:
+		set.End(f.x.Endpoint, f.conn.Response.Status < 500, took, now)
+	default:
+		set.End(f.x.Endpoint, false, took, now)
+	}
+}
+
+// giveUp closes the attempt's connection; what it may still carry belongs to nobody.
+func (f *forwarding) giveUp() {
+	if f.conn == nil {
+		return
+	}
+	f.up.stop(f.cl, f.conn)
+	f.x.Pool.Release(f.conn, false, time.Now())
+	f.conn = nil
+}
+
+// fail answers in the gateway's own name.
+func (f *forwarding) fail(why reason.Reason) bool {
+	f.x.Fail(why)
+	if why == reason.ClientGone {
+		f.cl.abort()
+		return false
+	}
+	return answer(f.x, f.cl, f.full)
+}
+
+// answer sends an own answer. read says whether the request was read whole; if not, the connection can't go on.
+func answer(x *proxy.Exchange, cl client, read bool) bool {
+	if !read {
+		x.Closing = true
+	}
+	b := x.Body()
+	cl.head(int64(len(b)), x.Head())
+	if !x.Head() {
+		if cl.data(b) != nil {
+			return false
+		}
+		x.BytesOut = int64(len(b))
+	}
+	return cl.end(nil) == nil && read
+}
+
+// deliver streams the upstream's answer to the client.
+func (f *forwarding) deliver() bool {
+	res := &f.conn.Response
+	f.x.Answered(res)
+	kind := res.Body(f.x.Head())
+	f.x.Closing = f.x.Closing || !f.full && !f.up.soon()
+	length := res.Length
+	if kind == http1.InChunks || kind == http1.UntilClose {
+		length = -1
+	}
+	f.cl.head(length, kind == http1.NoBody && (f.x.Head() || res.Status == 204 || res.Status == 304))
+	toClient, err := f.relay(kind)
+	if err == nil && toClient == nil {
+		var trailer *http1.Head
+		if kind == http1.InChunks {
+			trailer = &f.conn.Chunks.Trailer
+		}
+		toClient = f.cl.end(trailer)
+	} else {
+		f.cl.abort()
+		f.x.Truncated = true
+	}
+	written := f.full || f.up.complete()
+	f.up.stop(f.cl, f.conn)
+	reusable := err == nil && toClient == nil && written && !res.Close && kind != http1.UntilClose
+	f.conn.Suspect = kind == http1.NoBody
+	f.x.Pool.Release(f.conn, reusable, time.Now())
+	f.conn = nil
+	return err == nil && toClient == nil && written
+}
+
+// relay copies the body piece by piece: nothing is read from the upstream before the client has taken the piece before.
+func (f *forwarding) relay(kind http1.Body) (toClient, fromUpstream error) {
+	left := f.conn.Response.Length
+	for kind != http1.NoBody {
+		if b := f.conn.Buffered(); len(b) > 0 {
+			piece, used, done := b, len(b), false
+			switch kind {
+			case http1.Counted:
+				piece = b[:min(int64(len(b)), left)]
+				used = len(piece)
+				left -= int64(used)
+				done = left == 0
+			case http1.InChunks:
+				if piece, used, done, fromUpstream = f.conn.Chunks.Next(b); fromUpstream != nil {
+					return nil, fromUpstream
+				}
+			}
+			f.x.BytesOut += int64(len(piece))
+			if len(piece) > 0 {
+				toClient = f.cl.data(piece)
+			}
+			if f.conn.Use(used); toClient != nil || done {
+				return toClient, nil
+			}
+			continue
+		}
+		if toClient = f.cl.flush(); toClient != nil {
+			return toClient, nil
+		}
+		now := time.Now()
+		f.conn.ArmRead(now, streamIdle, f.x.Deadline)
+		if err := f.conn.More(); err != nil {
+			if kind == http1.UntilClose && cleanEnd(err) {
+				return nil, nil
+			}
+			return nil, err
+		}
+	}
+	return nil, nil
+}
+
+// cleanEnd: over TLS an end without close_notify is a truncation.
+func cleanEnd(err error) bool {
+	var alert tls.AlertError
+	return errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.As(err, &alert)
+}

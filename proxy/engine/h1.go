@@ -1,0 +1,328 @@
+package engine
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cellgate/cellgate/internal/sockpeek"
+	"github.com/cellgate/cellgate/proxy"
+	"github.com/cellgate/cellgate/proxy/http1"
+	"github.com/cellgate/cellgate/reason"
+)
+
+// conn is one client connection that speaks HTTP/1, or has not said yet what it speaks. All fields but busy and the
+// deadlines that hurry sets belong to the connection's goroutine.
+type conn struct {
+	e       *Engine
+	nc      net.Conn
+	x       *proxy.Exchange
+	buf     *[]byte
+	r, w    int // unread bytes are buf[r:w]
+	headEnd int // the head in use lies before it in buf
+	out     []byte
+	peek    sockpeek.Peeker
+	secure  bool
+	peer    netip.Addr
+	text    string // peer as text
+	old     time.Time
+	busy    atomic.Bool
+
+	readBy, writeBy time.Time
+	body            body
+	answer          h1Answer
+}
+
+// inSize is the first size of a connection's buffer; heads up to http1.MaxHead grow it.
+const inSize = 8 << 10
+
+var (
+	inBuffers  = sync.Pool{New: func() any { b := make([]byte, inSize); return &b }}
+	outBuffers = sync.Pool{New: func() any { b := make([]byte, 0, outSize); return &b }}
+)
+
+const outSize = 20 << 10
+
+func newConn(e *Engine, nc net.Conn) *conn {
+	c := &conn{e: e, nc: nc, x: e.server.Acquire(), buf: inBuffers.Get().(*[]byte), out: *outBuffers.Get().(*[]byte)}
+	c.peek.Reset(nc)
+	if a, ok := nc.RemoteAddr().(*net.TCPAddr); ok {
+		c.peer = a.AddrPort().Addr().Unmap()
+	}
+	c.text = c.peer.String()
+	c.old = e.age(time.Now())
+	c.prepare()
+	return c
+}
+
+// prepare writes what every exchange of the connection has in common.
+func (c *conn) prepare() {
+	c.x.Peer, c.x.PeerText, c.x.TLS, c.x.Protocol = c.peer, c.text, c.secure, "HTTP/1.1"
+}
+
+func (c *conn) close() {
+	_ = c.nc.Close()
+	c.e.server.Release(c.x)
+	if len(*c.buf) == inSize {
+		inBuffers.Put(c.buf)
+	}
+	if cap(c.out) == outSize {
+		b := c.out[:0]
+		outBuffers.Put(&b)
+	}
+}
+
+// handshake turns the connection into TLS within the header time.
+func (c *conn) handshake(cfg *tls.Config) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), c.e.opts.HeaderTime)
+	defer cancel()
+	tc := tls.Server(c.nc, cfg)
+	if tc.HandshakeContext(ctx) != nil {
+		return false
+	}
+	c.e.mu.Lock()
+	c.nc = tc
+	c.e.mu.Unlock()
+	c.secure = true
+	c.prepare()
+	return true
+}
+
+// serve runs exchanges until the connection ends.
+func (c *conn) serve() {
+	if tc, ok := c.nc.(*tls.Conn); ok && tc.ConnectionState().NegotiatedProtocol == "h2" {
+		c.e.h2.serve(c, nil)
+		return
+	}
+	for {
+		n, err := c.readHead()
+		if err == errPreface {
+			c.e.h2.serve(c, (*c.buf)[c.r:c.w])
+			return
+		}
+		if err != nil {
+			c.refuse(err)
+			return
+		}
+		c.r += n
+		if !c.exchange() {
+			return
+		}
+		c.busy.Store(false)
+		c.compact()
+	}
+}
+
+var (
+	errPreface    = errors.New("engine: HTTP/2 with prior knowledge")
+	errQuiet      = errors.New("engine: the connection ended between requests")
+	errHeaderTime = errors.New("engine: the head took too long")
+)
+
+// readHead reads until a whole head is there. The first byte may take the idle time, the rest the header time.
+func (c *conn) readHead() (int, error) {
+	now := time.Now()
+	if c.w == c.r {
+		c.armRead(now, c.idle())
+	} else {
+		c.begin(now)
+	}
+	for {
+		if c.w > c.r {
+			b := (*c.buf)[c.r:c.w]
+			if !c.secure && http1.Preface(b) {
+				return 0, errPreface
+			}
+			if n, err := c.x.Request.Parse(b); n > 0 || err != nil {
+				return n, err
+			}
+			if c.w == len(*c.buf) {
+				c.grow()
+			}
+		}
+		first := c.w == c.r
+		n, err := c.nc.Read((*c.buf)[c.w:])
+		c.w += n
+		if n == 0 && err != nil {
+			return 0, c.endOfHead(first, err)
+		}
+		if first {
+			c.begin(time.Now())
+		}
+	}
+}
+
+// begin marks the arrival of a head's first byte.
+func (c *conn) begin(now time.Time) {
+	c.busy.Store(true)
+	c.x.Start = now
+	c.armHead(now)
+}
+
+// armHead bounds the rest of the head. It is exact only when the head is not here at once, which readHead's second
+// read shows: most heads come in one piece and need no timer of their own.
+func (c *conn) armHead(now time.Time) {
+	if c.readBy.Sub(now) <= c.e.opts.HeaderTime && c.readBy.Sub(now) > c.e.opts.HeaderTime/2 {
+		return
+	}
+	if c.w > c.r && headEnds((*c.buf)[c.r:c.w]) {
+		return
+	}
+	c.readBy = now.Add(c.e.opts.HeaderTime)
+	_ = c.nc.SetReadDeadline(c.readBy)
+}
+
+// headEnds is a guess that saves a timer: bytes that end in an empty line.
+func headEnds(b []byte) bool { return len(b) > 3 && string(b[len(b)-4:]) == "\r\n\r\n" }
+
+func (c *conn) endOfHead(first bool, err error) error {
+	if first {
+		return errQuiet
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return errHeaderTime
+	}
+	return errQuiet
+}
+
+func (c *conn) idle() time.Duration {
+	if c.e.server.Draining() {
+		return drainIdle
+	}
+	if c.e.server.Leaving() {
+		return leaveIdle
+	}
+	return c.e.opts.Idle
+}
+
+// armRead sets the read deadline to about now + d; one that lies within the last fifth of it is left alone.
+func (c *conn) armRead(now time.Time, d time.Duration) {
+	if left := c.readBy.Sub(now); left > d-d/5 && left <= d {
+		return
+	}
+	c.readBy = now.Add(d)
+	_ = c.nc.SetReadDeadline(c.readBy)
+}
+
+// hurry gives an idle connection until by. It is called from another goroutine: a connection that becomes busy in the
+// same moment gets its own deadline again with its next read.
+func (c *conn) hurry(by time.Time) {
+	if !c.busy.Load() {
+		_ = c.nc.SetReadDeadline(by)
+	}
+}
+
+func (c *conn) grow() {
+	bigger := make([]byte, min(2*len(*c.buf), http1.MaxHead+inSize))
+	c.w = copy(bigger, (*c.buf)[c.r:c.w])
+	c.r = 0
+	if len(*c.buf) == inSize {
+		inBuffers.Put(c.buf)
+	}
+	c.buf = &bigger
+}
+
+// compact moves what the next request has already sent to the front.
+func (c *conn) compact() {
+	c.w = copy(*c.buf, (*c.buf)[c.r:c.w])
+	c.r = 0
+}
+
+// refuse answers a head that could not be read, and closes.
+func (c *conn) refuse(err error) {
+	if errors.Is(err, errQuiet) {
+		return
+	}
+	c.x.Refuse(headReason(err))
+	c.answer.begin(c)
+	answer(c.x, c, false)
+	c.x.Finish(time.Now())
+	c.linger()
+}
+
+// headReason is the reason of a head that could not be read.
+func headReason(err error) reason.Reason {
+	switch {
+	case errors.Is(err, errHeaderTime):
+		return reason.HeaderTimeout
+	case errors.Is(err, http1.ErrFraming):
+		return reason.BadFraming
+	case errors.Is(err, http1.ErrURL):
+		return reason.URLTooLong
+	case errors.Is(err, http1.ErrTooLarge):
+		return reason.HeaderTooLarge
+	case errors.Is(err, http1.ErrTooMany):
+		return reason.TooManyHeaders
+	}
+	return reason.BadRequest
+}
+
+// exchange runs one request whose head has been parsed. It says whether the connection can carry another.
+func (c *conn) exchange() bool {
+	s := c.e.server
+	s.InFlight.Add(1)
+	defer s.InFlight.Add(-1)
+	x := c.x
+	c.prepare()
+	c.body.begin(c)
+	c.answer.begin(c)
+	x.Closing = x.Request.Close || x.Start.After(c.old)
+	clean := drive(x, c)
+	if !clean && !c.answer.broken && !c.answer.aborted {
+		c.linger()
+	}
+	going := clean && !c.answer.closing && !c.answer.broken && c.body.done
+	x.Finish(time.Now())
+	c.prepare()
+	return going
+}
+
+// drive takes an exchange through the pipeline and, where it leads there, upstream.
+func drive(x *proxy.Exchange, cl client) bool {
+	for {
+		switch x.Run() {
+		case proxy.Next:
+			return forward(x, cl)
+		case proxy.Reply:
+			return answer(x, cl, cl.discard())
+		}
+		if !park(x, cl) {
+			return answer(x, cl, false)
+		}
+	}
+}
+
+// park waits for what the pipeline waits for, at most until the deadline.
+func park(x *proxy.Exchange, cl client) bool {
+	t := time.NewTimer(time.Until(x.Deadline))
+	defer t.Stop()
+	select {
+	case <-x.Wait():
+		return true
+	case <-t.C:
+		x.Fail(reason.TotalTimeout)
+		return false
+	}
+}
+
+// lingering close: RFC 9112, section 9.6. A close while unread bytes wait would reset the connection and take the
+// answer with it.
+const (
+	lingerTime  = time.Second
+	lingerBytes = 512 << 10
+)
+
+func (c *conn) linger() {
+	if cw, ok := c.nc.(interface{ CloseWrite() error }); ok {
+		_ = cw.CloseWrite()
+	}
+	_ = c.nc.SetReadDeadline(time.Now().Add(lingerTime))
+	_, _ = io.CopyN(io.Discard, c.nc, lingerBytes)
+}

@@ -1,0 +1,104 @@
+package engine
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/cellgate/cellgate/internal/sockpeek"
+	"github.com/cellgate/cellgate/proxy/http1"
+)
+
+// h1Answer is the state of an HTTP/1 answer.
+type h1Answer struct {
+	chunked bool
+	closing bool // the head said so, or the end of the connection ends the body
+	bare    bool // the end of the connection ends the body
+	broken  bool // the client could not be written to
+	aborted bool
+}
+
+func (a *h1Answer) begin(c *conn) {
+	*a = h1Answer{}
+	c.out = c.out[:0]
+}
+
+// head writes the status line, the fields, and the framing that this client understands.
+func (c *conn) head(length int64, none bool) {
+	a := &c.answer
+	a.closing = c.x.Closing
+	out := c.x.AppendFields(http1.AppendStatusLine(c.out[:0], c.x.Status))
+	switch {
+	case length >= 0 && c.x.Status != 204:
+		out = append(out, "Content-Length: "...)
+		out = strconv.AppendInt(out, length, 10)
+		out = append(out, "\r\n"...)
+	case none:
+	case c.x.Request.Minor == 0:
+		a.closing, a.bare = true, true
+	default:
+		a.chunked = true
+		out = append(out, "Transfer-Encoding: chunked\r\n"...)
+	}
+	if a.closing {
+		out = append(out, "Connection: close\r\n"...)
+	} else if c.x.Request.Minor == 0 {
+		out = append(out, "Connection: keep-alive\r\n"...)
+	}
+	c.out = append(out, "\r\n"...)
+}
+
+// data appends body. What doesn't fit behind what is waiting goes out in a write of its own.
+func (c *conn) data(p []byte) error {
+	if len(p) == 0 {
+		return nil
+	}
+	if len(c.out)+len(p)+http1.MaxChunkHead+2 > outSize && len(c.out) > 0 {
+		if err := c.flush(); err != nil {
+			return err
+		}
+	}
+	if c.answer.chunked {
+		c.out = http1.AppendChunkHead(c.out, len(p))
+		c.out = append(append(c.out, p...), "\r\n"...)
+		return nil
+	}
+	c.out = append(c.out, p...)
+	return nil
+}
+
+func (c *conn) flush() error {
+	if len(c.out) == 0 {
+		return nil
+	}
+	c.armWrite(c.x.Deadline)
+	_, err := c.nc.Write(c.out)
+	c.out = c.out[:0]
+	c.answer.broken = c.answer.broken || err != nil
+	return err
+}
+
+// armWrite makes writes fail at the deadline or a few seconds later.
+func (c *conn) armWrite(by time.Time) {
+	if c.writeBy.Before(by) || c.writeBy.Sub(by) > 5*time.Second {
+		c.writeBy = by.Add(3 * time.Second)
+		_ = c.nc.SetWriteDeadline(c.writeBy)
+	}
+}
+
+func (c *conn) end(trailers *http1.Head) error {
+	if c.answer.chunked {
+		c.out = http1.AppendLastChunk(c.out, trailers)
+	}
+	return c.flush()
+}
+
+// abort sends what there is and breaks off. Where only the end of the connection ends the body, a reset tells.
+func (c *conn) abort() {
+	_ = c.flush()
+	c.answer.aborted = true
+	if l, ok := c.nc.(interface{ SetLinger(int) error }); ok && c.answer.bare {
+		_ = l.SetLinger(0)
+	}
+}
+
+func (c *conn) gone() bool { return c.peek.Look() == sockpeek.Gone }

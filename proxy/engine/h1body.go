@@ -1,0 +1,190 @@
+package engine
+
+import (
+	"errors"
+	"io"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"github.com/cellgate/cellgate/proxy/http1"
+)
+
+// body is the state of an HTTP/1 request body. Read may be called from the upload's goroutine; the connection's own
+// goroutine touches nothing of it until that has ended.
+type body struct {
+	done    bool // read to its end
+	chunked bool
+	expect  bool  // the client waits for 100 Continue
+	left    int64 // of a counted body
+	got     int64
+	start   time.Time
+	chunks  http1.Chunks
+
+	interrupted atomic.Bool // the answer is over: nobody wants the rest
+}
+
+func (b *body) begin(c *conn) {
+	r := &c.x.Request
+	b.done, b.chunked, b.expect, b.left, b.got = !r.HasBody(), r.Chunked, r.Expect, max(r.Length, 0), 0
+	b.start = time.Time{}
+	b.interrupted.Store(false)
+	c.headEnd = c.r
+	if b.chunked {
+		b.chunks.Reset()
+	}
+}
+
+// Read reads request body.
+func (c *conn) Read(p []byte) (int, error) {
+	b := &c.body
+	for !b.done {
+		if c.r == c.w {
+			if err := c.fillBody(); err != nil {
+				return 0, err
+			}
+		}
+		n, err := c.takeBody(p)
+		if b.got += int64(n); n > 0 || err != nil {
+			return n, err
+		}
+	}
+	return 0, io.EOF
+}
+
+// takeBody takes what is buffered.
+func (c *conn) takeBody(p []byte) (int, error) {
+	b, have := &c.body, (*c.buf)[c.r:c.w]
+	if !b.chunked {
+		n := copy(p, have[:min(int64(len(have)), b.left)])
+		c.r += n
+		b.left -= int64(n)
+		b.done = b.left == 0
+		return n, nil
+	}
+	if len(have) > len(p) { // Next gives at most what fits then
+		have = have[:len(p)]
+	}
+	data, used, done, err := b.chunks.Next(have)
+	c.r += used
+	b.done = done
+	if err != nil {
+		return 0, errBodyFraming
+	}
+	return copy(p, data), nil
+}
+
+// fillBody reads once behind the head, which stays where it is.
+func (c *conn) fillBody() error {
+	c.roomForBody(minRoom)
+	return c.readBody(c.body.got)
+}
+
+// readBody reads once behind the unread bytes; got says how much of the body has come so far.
+func (c *conn) readBody(got int64) error {
+	if err := c.sayContinue(); err != nil {
+		return err
+	}
+	now := time.Now()
+	if c.body.start.IsZero() {
+		c.body.start = now
+	}
+	by := bodyDeadline(c.body.start, got)
+	if !by.After(now) {
+		return errBodyTimeout
+	}
+	c.armRead(now, by.Sub(now))
+	if c.body.interrupted.Load() {
+		return errClientGone
+	}
+	n, err := c.nc.Read((*c.buf)[c.w:])
+	c.w += n
+	switch {
+	case n > 0:
+		return nil
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return errBodyTimeout
+	}
+	return errClientGone
+}
+
+// minRoom is the least that a read of body gets.
+const minRoom = 4 << 10
+
+// roomForBody makes space for n bytes behind the head and the unread bytes, in a new buffer if need be: the exchange still
+// refers to the old one, which is left to the garbage collector.
+func (c *conn) roomForBody(n int) {
+	if c.r == c.w {
+		c.r, c.w = c.headEnd, c.headEnd
+	}
+	if len(*c.buf)-c.w >= n {
+		return
+	}
+	bigger := make([]byte, max(4*inSize, n+c.w-c.r))
+	c.w = copy(bigger, (*c.buf)[c.r:c.w])
+	c.r, c.headEnd = 0, 0
+	c.buf = &bigger
+}
+
+// sayContinue answers the expectation of a client that waits for it, once, before its body is read for the first time.
+func (c *conn) sayContinue() error {
+	if !c.body.expect {
+		return nil
+	}
+	c.body.expect = false
+	c.armWrite(c.x.Deadline)
+	if _, err := c.nc.Write(continueLine); err != nil {
+		return errClientGone
+	}
+	return nil
+}
+
+var continueLine = []byte("HTTP/1.1 100 Continue\r\n\r\n")
+
+// whole reads a short counted body to its end.
+func (c *conn) whole() ([]byte, bool, error) {
+	b := &c.body
+	if b.done {
+		return nil, true, nil
+	}
+	if b.chunked || b.left > smallBody {
+		return nil, false, nil
+	}
+	for int64(c.w-c.r) < b.left {
+		if missing := int(b.left) - (c.w - c.r); len(*c.buf)-c.w < missing {
+			c.roomForBody(missing)
+		}
+		if err := c.readBody(int64(c.w - c.r)); err != nil {
+			return nil, false, err
+		}
+	}
+	p := (*c.buf)[c.r : c.r+int(b.left)]
+	c.r += int(b.left)
+	b.got, b.left, b.done = b.left, 0, true
+	return p, true, nil
+}
+
+// discard passes over the body as far as it is buffered, and says whether that was all.
+func (c *conn) discard() bool {
+	var hole [512]byte
+	for !c.body.done && c.r < c.w {
+		if _, err := c.takeBody(hole[:]); err != nil {
+			return false
+		}
+	}
+	return c.body.done
+}
+
+func (c *conn) trailers() *http1.Head {
+	if !c.body.chunked {
+		return nil
+	}
+	return &c.body.chunks.Trailer
+}
+
+// interrupt makes a Read of the upload's goroutine return. The flag covers the moment between arming and reading.
+func (c *conn) interrupt() {
+	c.body.interrupted.Store(true)
+	c.readBy = time.Unix(1, 0)
+	_ = c.nc.SetReadDeadline(c.readBy)
+}

@@ -1,0 +1,115 @@
+package engine
+
+import (
+	"errors"
+	"io"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cellgate/cellgate/proxy"
+	"github.com/cellgate/cellgate/proxy/http1"
+	"github.com/cellgate/cellgate/proxy/upstream"
+	"github.com/cellgate/cellgate/reason"
+)
+
+// upload streams a request body beside the answer, in a goroutine of its own. The zero value is an upload that was never
+// started. The exchange waits for the goroutine's end in stop, so nothing of it outlives the exchange.
+type upload struct {
+	running bool
+	done    chan struct{}
+	why     atomic.Uint32 // the reason when the client's body failed
+	whole   atomic.Bool   // every byte was written
+	ended   atomic.Bool
+}
+
+var pieces = sync.Pool{New: func() any { b := make([]byte, 32<<10); return &b }}
+
+func (u *upload) start(x *proxy.Exchange, from client, to *upstream.Conn, chunked bool) {
+	u.running, u.done = true, make(chan struct{})
+	u.why.Store(0)
+	u.whole.Store(false)
+	u.ended.Store(false)
+	go func() {
+		defer close(u.done)
+		u.copy(x, from, to, chunked)
+		u.ended.Store(true)
+	}()
+}
+
+// copy reads a piece, writes it, and only then reads the next. A failure of the upstream's side is left to whoever reads
+// its answer: there may be one already.
+func (u *upload) copy(x *proxy.Exchange, from client, to *upstream.Conn, chunked bool) {
+	buf := pieces.Get().(*[]byte)
+	defer pieces.Put(buf)
+	room := *buf
+	for {
+		n, err := from.Read(room[http1.MaxChunkHead : len(room)-2])
+		if n > 0 {
+			if x.BytesIn += int64(n); x.BytesIn > proxy.MaxBody {
+				err = errBodyLarge
+			} else if !u.write(to, frame(room, n, chunked)) {
+				return
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			u.whole.Store(!chunked || u.write(to, http1.AppendLastChunk(room[:0], from.trailers())))
+			return
+		}
+		if err != nil {
+			u.why.Store(uint32(bodyReason(err)))
+			_ = to.SetReadDeadline(time.Unix(1, 0)) // whoever waits for the answer learns of it now
+			return
+		}
+	}
+}
+
+func (u *upload) write(to *upstream.Conn, b []byte) bool {
+	_, err := to.Write(b)
+	return err == nil
+}
+
+// frame gives the n bytes that stand behind the room for a chunk's head, as they go upstream.
+func frame(room []byte, n int, chunked bool) []byte {
+	end := http1.MaxChunkHead + n
+	if !chunked {
+		return room[http1.MaxChunkHead:end]
+	}
+	var head [http1.MaxChunkHead]byte
+	h := http1.AppendChunkHead(head[:0], n)
+	at := http1.MaxChunkHead - len(h)
+	copy(room[at:], h)
+	return append(room[at:end], '\r', '\n')
+}
+
+func (u *upload) failed() reason.Reason { return reason.Reason(u.why.Load()) }
+func (u *upload) finished() bool        { return !u.running || u.ended.Load() }
+
+// soon says whether the whole body was written, giving an upload that is just ending the time to say so.
+func (u *upload) soon() bool {
+	if !u.finished() {
+		t := time.NewTimer(5 * time.Millisecond)
+		defer t.Stop()
+		select {
+		case <-u.done:
+		case <-t.C:
+		}
+	}
+	return u.complete()
+}
+
+func (u *upload) complete() bool { return u.finished() && u.whole.Load() }
+
+// stop ends the goroutine, if there is one, by making both of its sides fail, and waits for it.
+func (u *upload) stop(from client, to *upstream.Conn) {
+	if !u.running {
+		return
+	}
+	if !u.ended.Load() {
+		from.interrupt()
+		_ = to.SetWriteDeadline(time.Unix(1, 0))
+	}
+	<-u.done
+	u.running = false
+	u.why.Store(0)
+}
