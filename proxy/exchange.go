@@ -76,8 +76,9 @@ type Exchange struct {
 	text       []byte // values of extra fields and the problem document
 	body       span
 
-	// Written by: matchRoute and Finish, here so that neither allocates.
+	// Written by: matchRoute, limits and Finish, here so that neither allocates.
 	lookup program.Request
+	claims [3]Claim
 	rec    Record
 }
 

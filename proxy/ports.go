@@ -36,6 +36,31 @@ type Identity struct {
 	Issuer   string
 }
 
+// Limiter holds the token buckets of the callers.
+type Limiter interface {
+	// Take takes one token for every claim or none at all. It returns the index of the claim that refused, or -1.
+	// It fills Remaining of all claims, and RetryAfter of the one that refused.
+	Take(claims []Claim, now time.Time) int
+}
+
+// Claim asks one bucket for one token.
+type Claim struct {
+	Key   LimitKey
+	Rate  float64 // tokens per second, > 0: the node's share, never below 1
+	Burst float64 // tokens, ≥ 1
+
+	Remaining  float64       // tokens left after this request
+	RetryAfter time.Duration // until one token will be there
+}
+
+// LimitKey names a bucket. It is comparable.
+type LimitKey struct {
+	Tenant string        // mandatory
+	Kind   reason.Reason // RateTenant, RateConsumer or RateUser: also the reason of a refusal
+	Route  string        // id; empty for a consumer's plan
+	Caller string        // user or consumer id; empty for a tenant's limit
+}
+
 // Recorder is told of every finished exchange: the access log is one, the metrics are another.
 type Recorder interface {
 	// Record must not block and must not keep r or anything in it.

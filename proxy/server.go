@@ -7,7 +7,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cellgate/cellgate/proxy/limit"
 	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/proxy/upstream"
 	"github.com/cellgate/cellgate/snapshot"
@@ -16,7 +15,7 @@ import (
 // Options are what a server is made of.
 type Options struct {
 	Auth      Authenticator // required
-	Limits    *limit.Table  // required
+	Limits    Limiter       // required
 	Recorders []Recorder
 	Upstream  upstream.Options
 }
@@ -28,7 +27,6 @@ type Server struct {
 	pools     *upstream.Registry
 	exchanges sync.Pool
 	apply     sync.Mutex
-	epoch     time.Time // start of the monotonic clock that limits use
 
 	draining  atomic.Bool
 	reconnect atomic.Bool
@@ -49,7 +47,7 @@ type table struct {
 
 // New makes a server that serves nothing until Apply.
 func New(opts Options) *Server {
-	s := &Server{opts: opts, pools: upstream.NewRegistry(opts.Upstream), epoch: time.Now()}
+	s := &Server{opts: opts, pools: upstream.NewRegistry(opts.Upstream)}
 	s.exchanges.New = func() any { return &Exchange{server: s} }
 	ch := make(chan struct{})
 	s.changed.Store(&ch)
@@ -171,6 +169,3 @@ func (x *Exchange) Finish(now time.Time) {
 }
 
 func (s *Server) now() time.Time { return time.Now() }
-
-// mono is now on the monotonic clock, in nanoseconds.
-func (s *Server) mono() int64 { return int64(time.Since(s.epoch)) }

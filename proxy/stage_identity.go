@@ -1,11 +1,11 @@
 package proxy
 
 import (
+	"math"
 	"sort"
 	"time"
 
 	"github.com/cellgate/cellgate/proxy/http1"
-	"github.com/cellgate/cellgate/proxy/limit"
 	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/reason"
 	"github.com/cellgate/cellgate/snapshot"
@@ -35,29 +35,41 @@ func authenticate(x *Exchange) Verdict {
 	return Next
 }
 
-// limits takes one request out of every bucket that counts the caller.
+// limits takes one request out of every bucket that counts the caller, or out of none.
 func limits(x *Exchange) Verdict {
 	r := x.match.Route
-	if l := r.Limits.Tenant; l.Requests > 0 && !x.take(limit.Tenant, l, r.ID, x.match.Tenant) {
-		return x.refuse(reason.RateTenant)
+	claims := x.claims[:0]
+	if l := r.Limits.Tenant; l.Requests > 0 {
+		claims = append(claims, x.claim(reason.RateTenant, l, r.ID, ""))
 	}
 	if c := x.identity.Consumer; c != "" {
-		if rate := consumerRate(x.table.program.Consumers, c); rate > 0 &&
-			!x.take(limit.Consumer, snapshot.Rate{Requests: rate, Per: time.Second}, "", c) {
-			return x.refuse(reason.RateConsumer)
+		if rate := consumerRate(x.table.program.Consumers, c); rate > 0 {
+			claims = append(claims, x.claim(reason.RateConsumer, snapshot.Rate{Requests: rate, Per: time.Second}, "", c))
 		}
 	}
-	if l := r.Limits.User; l.Requests > 0 && !x.take(limit.User, l, r.ID, x.caller()) {
-		return x.refuse(reason.RateUser)
+	if l := r.Limits.User; l.Requests > 0 {
+		claims = append(claims, x.claim(reason.RateUser, l, r.ID, x.caller()))
+	}
+	if len(claims) == 0 {
+		return Next
+	}
+	if i := x.server.opts.Limits.Take(claims, x.server.now()); i >= 0 {
+		x.retryAfter = claims[i].RetryAfter
+		return x.refuse(claims[i].Key.Kind)
 	}
 	return Next
 }
 
-func (x *Exchange) take(k limit.Kind, r snapshot.Rate, scope, id string) bool {
-	t := x.server.opts.Limits
-	d := t.Take(t.Key(k, x.match.Tenant, scope, id), limit.Of(r, x.table.share), x.server.mono())
-	x.retryAfter = d.RetryAfter
-	return d.OK
+// claim is one bucket's question: the author's rate divided among the nodes, yet never below one request a second (or the
+// rate itself where that is lower), with a burst of a fifth of a period or 20 requests, never below one.
+func (x *Exchange) claim(kind reason.Reason, r snapshot.Rate, route, caller string) Claim {
+	whole := float64(r.Requests) / max(r.Per.Seconds(), 1e-9)
+	n := float64(r.Requests) / float64(x.table.share)
+	return Claim{
+		Key:   LimitKey{Tenant: x.match.Tenant, Kind: kind, Route: route, Caller: caller},
+		Rate:  max(whole/float64(x.table.share), min(whole, 1)),
+		Burst: max(1, math.Floor(max(n/5, min(n, 20)))),
+	}
 }
 
 // caller is whom a user limit counts: the verified user, else the consumer, else the address.
