@@ -1,0 +1,101 @@
+package proxy
+
+import (
+	"encoding/json"
+	"net/http"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/cellgate/cellgate/proxy"
+)
+
+// adminHandler serves /healthz /readyz /metrics /config. /config shows what is served, no secrets: key hashes and
+// certificates stay out.
+func adminHandler(s *proxy.Server, metrics prometheus.Gatherer) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if !s.Ready() {
+			http.Error(w, "not ready", http.StatusServiceUnavailable)
+			return
+		}
+		_, _ = w.Write([]byte("ready\n"))
+	})
+	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /config", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(config(s))
+	})
+	return mux
+}
+
+type configView struct {
+	Version   uint64         `json:"version"`
+	Checksum  string         `json:"checksum"`
+	Ready     bool           `json:"ready"`
+	Upstreams []upstreamView `json:"upstreams"`
+	Policies  []string       `json:"policies"`
+	Consumers []string       `json:"consumers"`
+}
+
+type upstreamView struct {
+	ID        string   `json:"id"`
+	Endpoints []string `json:"endpoints"`
+	Balance   string   `json:"balance"`
+	Open      int      `json:"open_connections"`
+	Idle      int      `json:"idle_connections"`
+	Pending   int      `json:"pending"`
+	Ejected   int      `json:"ejected"`
+}
+
+func config(s *proxy.Server) configView {
+	st, p := s.Snapshot(), s.Program()
+	v := configView{Version: st.Snapshot, Checksum: string(st.Checksum), Ready: st.Ready}
+	if p == nil {
+		return v
+	}
+	for _, u := range p.Upstreams {
+		view := upstreamView{ID: u.ID, Endpoints: u.Endpoints, Balance: u.Balance}
+		for _, n := range st.Upstreams {
+			if n.ID == u.ID {
+				view.Open, view.Idle, view.Pending, view.Ejected = n.Open, n.Idle, n.Pending, n.Ejected
+			}
+		}
+		v.Upstreams = append(v.Upstreams, view)
+	}
+	for _, x := range p.Policies {
+		v.Policies = append(v.Policies, x.ID)
+	}
+	for _, c := range p.Consumers {
+		v.Consumers = append(v.Consumers, c.ID)
+	}
+	return v
+}
+
+// collector reads the server's numbers when they are asked for.
+type collector struct{ s *proxy.Server }
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("cellgate_proxy_"+name, help, labels, nil)
+}
+
+func (c collector) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(c, ch) }
+
+func (c collector) Collect(ch chan<- prometheus.Metric) {
+	st := c.s.Snapshot()
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	ch <- prometheus.MustNewConstMetric(desc("exchanges_total", "Finished exchanges."), prometheus.CounterValue, float64(st.Requests))
+	gauge(desc("connections", "Open client connections."), float64(st.Connections))
+	gauge(desc("in_flight", "Exchanges under way."), float64(st.InFlight))
+	gauge(desc("snapshot", "Number of the snapshot that is served."), float64(st.Snapshot))
+	open, pending := desc("upstream_connections", "Open connections to an upstream.", "upstream"), desc("upstream_pending", "Exchanges that wait for a connection.", "upstream")
+	ejected := desc("upstream_ejected", "Endpoints that are out for failing.", "upstream")
+	for _, u := range st.Upstreams {
+		gauge(open, float64(u.Open), u.ID)
+		gauge(pending, float64(u.Pending), u.ID)
+		gauge(ejected, float64(u.Ejected), u.ID)
+	}
+}

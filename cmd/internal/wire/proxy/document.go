@@ -1,0 +1,30 @@
+package proxy
+
+import (
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/cellgate/cellgate/proxy/program"
+	"github.com/cellgate/cellgate/snapshot"
+)
+
+// load reads a document and compiles it as snapshot number n.
+func load(path string, n uint64, now time.Time, prev *program.Program) (*program.Program, error) {
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("document: %w", err)
+	}
+	cfg, problems := snapshot.Decode([]snapshot.File{{Name: path, Data: raw}}, snapshot.Loopback())
+	if err := problems.Err(); err != nil {
+		return nil, fmt.Errorf("document refused:\n%w", err)
+	}
+	if err := program.Check(cfg).Err(); err != nil {
+		return nil, fmt.Errorf("document refused:\n%w", err)
+	}
+	snap, err := snapshot.Seal(cfg, snapshot.Meta{Number: n, Created: now, Author: "file", Message: path})
+	if err != nil {
+		return nil, err
+	}
+	return program.Compile(snap, prev)
+}

@@ -1,0 +1,95 @@
+package proxy
+
+import (
+	"net"
+	"net/netip"
+
+	"github.com/spf13/cobra"
+)
+
+// flags are those of serve.
+type flags struct {
+	document, bootstrap    string
+	http, https, cert, key string
+	h3                     bool
+	admin, engine          string
+	workers                int
+	accessLog              string
+}
+
+func serveCommand() *cobra.Command {
+	var f flags
+	c := &cobra.Command{
+		Use:   "serve",
+		Short: "Serve a document, until SIGTERM or SIGINT",
+		Long: `Serve a document, until SIGTERM or SIGINT.
+
+SIGHUP reads the document and the certificate again; a bad document is refused and the old one stays.
+SIGUSR1 opens the access log again. --http takes HTTP/1.1 and HTTP/2 with prior knowledge, --https both over TLS.
+The admin server is plain HTTP on loopback: /healthz /readyz /metrics /config.
+Every listener answers GET /.well-known/cellgate/ready: 200, or 503 while the node drains.`,
+		Example: `  proxy serve --document routes.yaml --http 127.0.0.1:8080 --admin 127.0.0.1:9901
+  proxy serve --document routes.yaml --https :8443 --cert edge.pem --key edge.key --access-log -`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := f.check(); err != nil {
+				return err
+			}
+			return serve(cmd.Context(), f, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	fs := c.Flags()
+	fs.StringVar(&f.document, "document", "", "YAML `file` with routes, upstreams, policies, … (required)")
+	fs.StringVar(&f.http, "http", "", "`address` for plain HTTP/1.1 and prior-knowledge HTTP/2")
+	fs.StringVar(&f.https, "https", "", "`address` for TLS; serves any name with the certificate of --cert")
+	fs.StringVar(&f.cert, "cert", "", "PEM `file` with the certificate chain for --https")
+	fs.StringVar(&f.key, "key", "", "PEM `file` with the private key for --https")
+	fs.BoolVar(&f.h3, "h3", false, "HTTP/3 on the UDP side of --https (not in this version)")
+	fs.StringVar(&f.admin, "admin", "", "loopback `address` of the admin server; off unless given")
+	fs.StringVar(&f.engine, "engine", "goroutine", "`engine`: goroutine (loop and nethttp are not in this version)")
+	fs.IntVar(&f.workers, "workers", 0, "cores to use; 0 = all")
+	fs.StringVar(&f.accessLog, "access-log", "", "`file` for one JSON line per exchange; - = standard output; none unless given")
+	return c
+}
+
+// check refuses what can't work, in words that say what would.
+func (f *flags) check() error {
+	switch {
+	case f.document == "":
+		return usagef("--document FILE is required")
+	case f.http == "" && f.https == "":
+		return usagef("--http ADDR or --https ADDR is required")
+	case f.h3:
+		return usagef("--h3: HTTP/3 is not in this version; leave the flag out")
+	case f.engine == "loop" || f.engine == "nethttp":
+		return usagef("--engine %s is not in this version; use --engine goroutine", f.engine)
+	case f.engine != "goroutine":
+		return usagef("--engine %q is none of goroutine, loop, nethttp", f.engine)
+	case f.workers < 0:
+		return usagef("--workers %d: must be 0 (all cores) or more", f.workers)
+	case f.https != "" && (f.cert == "" || f.key == ""):
+		return usagef("--https needs --cert FILE and --key FILE")
+	case f.https == "" && (f.cert != "" || f.key != ""):
+		return usagef("--cert and --key need --https ADDR")
+	}
+	for name, addr := range map[string]string{"--http": f.http, "--https": f.https, "--admin": f.admin} {
+		if addr == "" {
+			continue
+		}
+		if _, _, err := net.SplitHostPort(addr); err != nil {
+			return usagef("%s %q: not HOST:PORT", name, addr)
+		}
+	}
+	return f.checkAdmin()
+}
+
+func (f *flags) checkAdmin() error {
+	if f.admin == "" {
+		return nil
+	}
+	host, _, _ := net.SplitHostPort(f.admin)
+	if a, err := netip.ParseAddr(host); host != "localhost" && (err != nil || !a.IsLoopback()) {
+		return usagef("--admin %q: the admin server is plain HTTP and only for loopback, such as 127.0.0.1:9901", f.admin)
+	}
+	return nil
+}

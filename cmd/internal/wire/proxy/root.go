@@ -1,0 +1,58 @@
+// Package proxy wires the proxy binary.
+package proxy
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+)
+
+// The exit codes of every command (DESIGN, section 5).
+const (
+	exitDone   = 0
+	exitFailed = 1
+	exitUsage  = 2
+)
+
+// usageError is the caller's wrong use of the command line.
+type usageError struct{ error }
+
+func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+
+func root() *cobra.Command {
+	c := &cobra.Command{
+		Use:           "proxy",
+		Short:         "A gateway node",
+		Long:          "A gateway node: takes requests in, decides about them by its snapshot, and forwards them.",
+		Example:       "  proxy serve --document routes.yaml --http 127.0.0.1:8080",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          cobra.NoArgs,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	c.AddCommand(serveCommand())
+	return c
+}
+
+// Main runs one command line and gives its exit code. What fails before a command has begun is wrong use.
+func Main(args []string, stdout, stderr io.Writer) int {
+	begun := false
+	c := root()
+	c.PersistentPreRun = func(*cobra.Command, []string) { begun = true }
+	c.SetArgs(args)
+	c.SetOut(stdout)
+	c.SetErr(stderr)
+	cmd, err := c.ExecuteC()
+	if err == nil {
+		return exitDone
+	}
+	fmt.Fprintf(stderr, "%s: %v\n", cmd.CommandPath(), err)
+	var usage usageError
+	if errors.As(err, &usage) || !begun {
+		return exitUsage
+	}
+	return exitFailed
+}
