@@ -20,32 +20,30 @@ const parameter = "{"
 
 // Builder collects the routes of one table.
 type Builder struct {
-	ids   map[edge]uint32 // draft node + 1 per edge
-	hosts map[string]uint32
-	names []string
-	draft []draftNode // parents stand before their children
-	roots []draftEnds
+	ids   map[step]uint32 // draft reference of each edge
+	draft []draftNode
 	table Table
 	text  strings.Builder
 	spans map[string]span
 }
 
-type edge struct {
-	parent  uint32 // draft node + 1, or isRoot | root
+// step is an edge of the draft; a root has no parent and its host for segment. References are index + 1.
+type step struct {
+	parent  uint32
 	segment string
 }
 
 type draftNode struct {
-	edge
-	draftEnds
-	param uint32 // draft node + 1
+	step
+	exact, prefix []rule
+	param         uint32
+	first, next   uint32 // literal children: the newest, and of a child the one before it
+	fan           int    // number of literal children
 }
-
-type draftEnds struct{ exact, prefix []rule }
 
 // NewBuilder starts an empty table.
 func NewBuilder() *Builder {
-	return &Builder{ids: map[edge]uint32{}, hosts: map[string]uint32{}, spans: map[string]span{}}
+	return &Builder{ids: map[step]uint32{}, spans: map[string]span{}}
 }
 
 // Add puts the route under the next number. The route is not kept, its strings are.
@@ -61,11 +59,11 @@ func (b *Builder) Add(r *snapshot.Route) error {
 	if err != nil {
 		return fmt.Errorf("route %q: %w", r.ID, err)
 	}
-	ends := b.ends(ref)
+	end := &b.draft[ref-1]
 	if r.Match.Path != "" {
-		ends.exact = append(ends.exact, new)
+		end.exact = append(end.exact, new)
 	} else {
-		ends.prefix = append(ends.prefix, new)
+		end.prefix = append(end.prefix, new)
 	}
 	b.table.count++
 	return nil
@@ -113,92 +111,106 @@ func (b *Builder) place(m *snapshot.Match) (uint32, error) {
 	return ref, nil
 }
 
-func (b *Builder) root(host string) uint32 {
-	i, ok := b.hosts[host]
-	if !ok {
-		i = uint32(len(b.roots))
-		b.hosts[host] = i
-		b.names = append(b.names, host)
-		b.roots = append(b.roots, draftEnds{})
-		b.table.roots = append(b.table.roots, root{})
-	}
-	return isRoot | i
-}
+func (b *Builder) root(host string) uint32 { return b.node(step{0, host}, false) }
 
 func (b *Builder) child(parent uint32, segment string, parameters bool) uint32 {
 	isParam := parameters && strings.HasPrefix(segment, "{")
 	if isParam {
 		segment = parameter
 	}
-	e := edge{parent, segment}
-	id, ok := b.ids[e]
-	if !ok {
-		b.draft = append(b.draft, draftNode{edge: e})
-		id = uint32(len(b.draft))
-		b.ids[e] = id
-	}
-	if isParam && parent&isRoot != 0 {
-		b.table.roots[parent&^isRoot].param = id
-	} else if isParam {
-		b.draft[parent-1].param = id
-	}
-	return id
+	return b.node(step{parent, segment}, isParam)
 }
 
-func (b *Builder) ends(ref uint32) *draftEnds {
-	if ref&isRoot != 0 {
-		return &b.roots[ref&^isRoot]
+// node finds or makes the node of a step and hangs it to its parent.
+func (b *Builder) node(s step, isParam bool) uint32 {
+	if id, ok := b.ids[s]; ok {
+		return id
 	}
-	return &b.draft[ref-1].draftEnds
+	b.draft = append(b.draft, draftNode{step: s})
+	id := uint32(len(b.draft))
+	b.ids[s] = id
+	if s.parent == 0 {
+		return id
+	}
+	parent := &b.draft[s.parent-1]
+	if isParam {
+		parent.param = id
+		return id
+	}
+	b.draft[id-1].next, parent.first = parent.first, id
+	parent.fan++
+	return id
 }
 
 // Table lays the table out flat. The Builder must not be used afterwards.
 func (b *Builder) Table() *Table {
 	t := &b.table
 	t.seed = maphash.MakeSeed()
-	t.hosts = b.names
-	t.nodes = make([]node, len(b.draft)+len(b.draft)/2)
-	final := make([]uint32, len(b.draft)+1) // draft reference → final reference
+	t.nodes = make([]node, 0, len(b.draft))
+	edges := 0
 	for i := range b.draft {
-		final[i+1] = b.settle(&b.draft[i], final)
+		if b.draft[i].fan > 1 {
+			edges += b.draft[i].fan
+		}
 	}
+	t.edges = make([]edge, edges+edges/2+1)
 	for i := range b.draft {
-		t.nodes[final[i+1]-1].param = final[b.draft[i].param]
-	}
-	for i := range t.roots {
-		t.roots[i].param = final[t.roots[i].param]
-		t.roots[i].prefix = b.rules(b.roots[i].prefix)
+		if d := &b.draft[i]; d.parent == 0 {
+			t.hosts = append(t.hosts, host{d.segment, b.settle(uint32(i)+1, 0)})
+		}
 	}
 	t.text = b.text.String()
 	return t
 }
 
-// settle gives the draft node its slot; its parent has one already.
-func (b *Builder) settle(d *draftNode, final []uint32) uint32 {
-	t := &b.table
-	n := node{parent: d.parent, exact: b.rules(d.exact), prefix: b.rules(d.prefix)}
-	if d.parent&isRoot == 0 {
-		n.parent = final[d.parent]
+// settle lays out the draft node and what hangs below it, a single child first; the depth is at most MaxSegments + 1.
+func (b *Builder) settle(draft, parent uint32) uint32 {
+	t, d := &b.table, &b.draft[draft-1]
+	t.nodes = append(t.nodes, b.flat(d, parent))
+	ref := uint32(len(t.nodes))
+	if d.fan == 1 {
+		t.nodes[ref-1].child = b.settle(d.first, ref)
 	}
+	if d.param != 0 {
+		param := b.settle(d.param, ref)
+		t.nodes[ref-1].param = param
+	}
+	if d.fan > 1 {
+		t.nodes[ref-1].child = several
+		for c := d.first; c != 0; c = b.draft[c-1].next {
+			t.link(ref, b.draft[c-1].segment, b.settle(c, ref))
+		}
+	}
+	return ref
+}
+
+func (b *Builder) flat(d *draftNode, parent uint32) node {
+	n := node{parent: parent, exact: b.rules(d.exact), prefix: b.rules(d.prefix)}
 	if len(d.exact) == 1 && d.exact[0].npreds == 0 {
 		n.single, n.methods, n.route = true, d.exact[0].methods, d.exact[0].route
 	}
-	if len(d.segment) <= inline {
+	switch {
+	case parent == 0: // the host is in Table.hosts
+	case len(d.segment) <= inline:
 		n.size = uint8(copy(n.segment[:], d.segment))
-	} else {
+	default:
 		at := b.intern(d.segment)
 		n.size = outside
 		binary.LittleEndian.PutUint32(n.segment[0:], at.at)
 		binary.LittleEndian.PutUint32(n.segment[4:], at.size)
 	}
-	i := t.start(n.parent, d.segment)
-	for t.nodes[i].parent != 0 {
-		if i++; int(i) == len(t.nodes) {
+	return n
+}
+
+// link enters the edge from parent to child.
+func (t *Table) link(parent uint32, segment string, child uint32) {
+	i, tag := t.slot(parent, segment)
+	for t.edges[i].child != 0 {
+		if i++; i == len(t.edges) {
 			i = 0
 		}
 	}
-	t.nodes[i] = n
-	return i + 1
+	t.edges[i] = edge{tag, child}
 }
 
 func (b *Builder) rules(rs []rule) uint32 {

@@ -59,12 +59,12 @@ func NewIndex(tables []*Table, tenants map[string]int32) (*Index, error) {
 	}
 	x := &Index{tables: tables, seed: maphash.MakeSeed(), slots: make([]hostSlot, n+n/2+1), any: hostSlot{tenant: -1}}
 	for i, t := range tables {
-		for root, host := range t.hosts {
-			s := x.slot(host)
+		for _, h := range t.hosts {
+			s := x.slot(h.pattern)
 			if s.routes {
-				return nil, fmt.Errorf("host %q stands in two shards", host)
+				return nil, fmt.Errorf("host %q stands in two shards", h.pattern)
 			}
-			s.routes, s.table, s.root = true, int32(i), uint32(root)
+			s.routes, s.table, s.root = true, int32(i), h.root
 		}
 	}
 	for host, tenant := range tenants {

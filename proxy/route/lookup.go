@@ -17,11 +17,11 @@ type Step struct {
 	Outcome string
 }
 
-// find looks for the route within the host of roots[r].
-func (w *walk) find(r uint32) (route uint32, ok bool) {
+// find looks for the route below the root of a host.
+func (w *walk) find(root uint32) (route uint32, ok bool) {
 	var chain [MaxSegments + 1]uint32 // the literal nodes along the path, from the root down
 	var rests [MaxSegments + 1]string // what follows each of them
-	chain[0], rests[0] = isRoot|r, string(w.req.Path)
+	chain[0], rests[0] = root, string(w.req.Path)
 	depth := 0
 	for rests[depth] != "" && depth < MaxSegments {
 		segment, after := cut(rests[depth])
@@ -38,30 +38,16 @@ func (w *walk) find(r uint32) (route uint32, ok bool) {
 		}
 	}
 	for d := depth; d >= 0; d-- {
-		if route, ok := w.parameter(w.t.paramOf(chain[d]), rests[d]); ok {
+		if route, ok := w.parameter(w.t.nodes[chain[d]-1].param, rests[d]); ok {
 			return route, true
 		}
 	}
 	for d := depth; d >= 0; d-- {
-		if route, ok := w.rules(w.t.prefixOf(chain[d])); ok {
+		if route, ok := w.rules(w.t.nodes[chain[d]-1].prefix); ok {
 			return route, true
 		}
 	}
 	return 0, false
-}
-
-func (t *Table) paramOf(ref uint32) uint32 {
-	if ref&isRoot != 0 {
-		return t.roots[ref&^isRoot].param
-	}
-	return t.nodes[ref-1].param
-}
-
-func (t *Table) prefixOf(ref uint32) uint32 {
-	if ref&isRoot != 0 {
-		return t.roots[ref&^isRoot].prefix
-	}
-	return t.nodes[ref-1].prefix
 }
 
 // parameter lets the parameter child ref take the next segment, and goes on below it.
@@ -92,9 +78,6 @@ func (w *walk) below(ref uint32, rest string) (uint32, bool) {
 
 // ending tries the routes whose path ends at the node.
 func (w *walk) ending(ref uint32) (uint32, bool) {
-	if ref&isRoot != 0 {
-		return 0, false
-	}
 	n := &w.t.nodes[ref-1]
 	if n.single && n.methods&w.method != 0 && w.trace == nil {
 		return n.route, true

@@ -32,21 +32,28 @@ type Headers interface {
 // Table holds the compiled routes of some hosts. It is immutable. A route is known by its number: the order of Add.
 type Table struct {
 	seed  maphash.Seed
-	nodes []node // open addressing with linear probing, at most three quarters full
-	roots []root
+	nodes []node // depth first, so that a chain of single children lies in adjacent cache lines
+	edges []edge // of parents with several literal children: open addressing, linear probing, at most two thirds full
 	rules []rule
 	preds []predicate
-	hosts []string // pattern of roots[i]: "api.example.com", "*.example.com" or "" for any
-	text  string   // what does not fit into nodes
+	hosts []host
+	text  string // what does not fit into nodes
 	count int
 }
 
-// node is one path segment below its parent, in one cache line, so that a look-up costs one miss a segment.
+// host is a pattern ("api.example.com", "*.example.com" or "" for any) with the reference of its root node.
+type host struct {
+	pattern string
+	root    uint32
+}
+
+// node is one path segment below its parent, in one cache line. References name nodes: index + 1, 0 = none.
 type node struct {
-	parent  uint32 // reference of the parent; 0 = the slot is empty
+	parent  uint32
+	child   uint32 // the literal child if there is one alone, or several
+	param   uint32 // the child that takes any non-empty segment
 	exact   uint32 // 1 + first of the rules of paths that end here; 0 = none
 	prefix  uint32 // 1 + first of the rules of prefixes that end here; 0 = none
-	param   uint32 // reference of the child that takes any non-empty segment; 0 = none
 	methods uint32 // with single: methods and route of the one rule in exact
 	route   uint32
 	single  bool
@@ -55,17 +62,13 @@ type node struct {
 }
 
 const (
-	inline  = 38
+	inline  = 34
 	outside = 255
+	several = ^uint32(0)
 )
 
-// References name nodes: a slot number + 1, or isRoot | number of a root.
-const isRoot = 1 << 31
-
-type root struct {
-	param  uint32
-	prefix uint32
-}
+// edge leads to a child; tag is part of its hash and spares the look at most wrong children.
+type edge struct{ tag, child uint32 }
 
 // rule is one route on one path; the rules of a path are adjacent in order of precedence, the last one marked.
 type rule struct {
@@ -91,34 +94,44 @@ func (t *Table) Routes() int { return t.count }
 
 // Bytes is the memory that the table holds.
 func (t *Table) Bytes() int {
-	n := len(t.nodes)*64 + len(t.roots)*8 + len(t.rules)*16 + len(t.preds)*20 + len(t.text)
+	n := len(t.nodes)*64 + len(t.edges)*8 + len(t.rules)*16 + len(t.preds)*20 + len(t.text)
 	for _, h := range t.hosts {
-		n += 16 + len(h)
+		n += 24 + len(h.pattern)
 	}
 	return n
 }
 
-func (t *Table) start(parent uint32, segment string) uint32 {
+// slot is where the probing for a child begins, and its tag.
+func (t *Table) slot(parent uint32, segment string) (at int, tag uint32) {
 	h := maphash.String(t.seed, segment) ^ uint64(parent)*0x9E3779B97F4A7C15
 	h *= 0xD6E8FEB86659FD93
-	hi, _ := bits.Mul64(h, uint64(len(t.nodes)))
-	return uint32(hi)
+	hi, _ := bits.Mul64(h, uint64(len(t.edges)))
+	return int(hi), uint32(h)
 }
 
-// child finds the node of a literal segment below parent; 0 = none.
+// child finds the literal child of a node for a segment; 0 = none.
 func (t *Table) child(parent uint32, segment string) uint32 {
-	if len(t.nodes) == 0 {
+	c := t.nodes[parent-1].child
+	if c == 0 {
 		return 0
 	}
-	for i := t.start(parent, segment); ; {
-		n := &t.nodes[i]
-		if n.parent == parent && t.is(n, segment) {
-			return i + 1
+	if c != several {
+		if t.is(&t.nodes[c-1], segment) {
+			return c
 		}
-		if n.parent == 0 {
+		return 0
+	}
+	for i, tag := t.slot(parent, segment); ; {
+		e := t.edges[i]
+		if e.child == 0 {
 			return 0
 		}
-		if i++; int(i) == len(t.nodes) {
+		if e.tag == tag {
+			if n := &t.nodes[e.child-1]; n.parent == parent && t.is(n, segment) {
+				return e.child
+			}
+		}
+		if i++; i == len(t.edges) {
 			i = 0
 		}
 	}
