@@ -34,6 +34,9 @@ func importFaults(pkg string, imports []string) []string {
 }
 
 func impure(imp string) bool {
+	if imp == "net" {
+		return false // judged by the names that are used, see purityFaults
+	}
 	bad, good := impureImports()
 	return slices.ContainsFunc(bad, func(b string) bool { return within(imp, b) }) && !slices.ContainsFunc(good, func(g string) bool { return within(imp, g) })
 }

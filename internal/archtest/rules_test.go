@@ -80,7 +80,7 @@ func libraries() []library {
 		{"github.com/quic-go/quic-go", []string{"proxy/listen", "proxy/upstream", "globalrouter", "health/probe"}, "HTTP/3, DoQ"},
 		{"google.golang.org/grpc", []string{"nodeapi", "regionctl"}, "the node protocol"},
 		{"google.golang.org/protobuf", []string{"nodeapi", "regionctl"}, "the node protocol"},
-		{"github.com/klauspost/compress", []string{"nodeapi", "store", "proxy"}, "zstd"},
+		{"github.com/klauspost/compress", []string{"nodeapi", "regionctl/fleet", "proxy"}, "zstd"},
 		{"github.com/spf13/cobra", []string{"cmd"}, "command lines"},
 		{"github.com/spf13/pflag", []string{"cmd"}, "command lines"},
 		{"github.com/prometheus/client_golang", []string{"*"}, "metrics"},
@@ -114,6 +114,9 @@ func impureImports() (impure, pure []string) {
 	return []string{"os", "net", "log", "syscall", "io/ioutil", "path/filepath", "runtime", "plugin", "database", "crypto/rand", "crypto/tls", "expvar", "testing"},
 		[]string{"net/netip", "net/url", "net/textproto", "runtime/debug"}
 }
+
+// socketlessNames of package net are plain string work, so the package itself may be imported for them.
+func socketlessNames() []string { return []string{"SplitHostPort", "JoinHostPort"} }
 
 // clockNames of package time read or wait for the clock.
 func clockNames() []string {

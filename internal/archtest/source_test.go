@@ -62,6 +62,9 @@ func purityFaults(s *source) []string {
 		if pkg == "time" && slices.Contains(clockNames(), name) {
 			faults = append(faults, s.at(n)+": time."+name+": now is an argument here")
 		}
+		if pkg == "net" && !slices.Contains(socketlessNames(), name) {
+			faults = append(faults, s.at(n)+": net."+name+": no sockets here")
+		}
 		if pkg == "rand" && !slices.Contains(seededNames(), name) {
 			faults = append(faults, s.at(n)+": rand."+name+": the dice are an argument here")
 		}
@@ -176,6 +179,7 @@ func deref(t ast.Expr) ast.Expr {
 // written finds assignments to package variables, to their parts, and places that take their address.
 func (s *source) written(vars map[string]*ast.ValueSpec) map[string]ast.Node {
 	found := map[string]ast.Node{}
+	var looked []ast.Expr // right sides of :=, where a pointer to a table's element saves a copy
 	mark := func(e ast.Expr, at ast.Node) {
 		if id := root(e); id != nil {
 			if spec, ok := vars[id.Name]; ok && (id.Obj == nil || id.Obj.Decl == spec) {
@@ -186,15 +190,18 @@ func (s *source) written(vars map[string]*ast.ValueSpec) map[string]ast.Node {
 	s.each(func(n ast.Node) {
 		switch n := n.(type) {
 		case *ast.AssignStmt:
-			if n.Tok != token.DEFINE {
-				for _, e := range n.Lhs {
-					mark(e, n)
-				}
+			if n.Tok == token.DEFINE {
+				looked = append(looked, n.Rhs...)
+				break
+			}
+			for _, e := range n.Lhs {
+				mark(e, n)
 			}
 		case *ast.IncDecStmt:
 			mark(n.X, n)
 		case *ast.UnaryExpr:
-			if n.Op == token.AND {
+			_, element := n.X.(*ast.IndexExpr)
+			if reading := element && slices.Contains(looked, ast.Expr(n)); n.Op == token.AND && !reading {
 				mark(n.X, n)
 			}
 		case *ast.CallExpr:
