@@ -1,0 +1,68 @@
+package store
+
+import (
+	"fmt"
+
+	"github.com/cellgate/cellgate/cells"
+)
+
+// This file is the whole schema: no other spells a key. Numbers are padded so that key order is their order.
+
+// The global store. Everything under PrefixIntent is small, and every controller mirrors it.
+const (
+	PrefixIntent      = "intent/"
+	KeyLeader         = PrefixIntent + "leader"   // who leads; its creation revision is the epoch
+	KeyHead           = PrefixIntent + "head"     // the last version number given out
+	PrefixVersions    = PrefixIntent + "version/" // KeyVersion
+	KeyRollout        = PrefixIntent + "rollout"  // rollout.State
+	PrefixRollouts    = PrefixIntent + "rollouts/"
+	PrefixTargets     = PrefixIntent + "target/" // KeyTarget
+	KeyPlan           = PrefixIntent + "plan"    // signed steer.Plan
+	KeySteering       = PrefixIntent + "steering"
+	PrefixEvacuations = PrefixIntent + "evacuation/" // KeyEvacuation
+	// KeyGuard changes with every evacuation and restoration: whoever judges the whole of them conditions on it.
+	KeyGuard = PrefixIntent + "evacuations"
+
+	PrefixAudit = "audit/" // KeyAudit
+	PrefixPlans = "plans/" // KeyPastPlan
+)
+
+// A region's store: what the region needs to go on without the global one.
+const (
+	PrefixCopy      = "copy/"
+	KeyCopyTarget   = PrefixCopy + "target"
+	KeyCopyPlan     = PrefixCopy + "plan"
+	KeyCopyEvacuees = PrefixCopy + "evacuations"
+)
+
+// Both: blobs by digest. A head is written after its chunks.
+const (
+	prefixBlobs  = "blobs/"
+	prefixChunks = "chunks/"
+)
+
+// KeyVersion holds the record of one published version.
+func KeyVersion(n uint64) string { return fmt.Sprintf("%s%020d", PrefixVersions, n) }
+
+// KeyPastRollout holds a rollout that has ended.
+func KeyPastRollout(n uint64) string { return fmt.Sprintf("%s%020d", PrefixRollouts, n) }
+
+// KeyTarget holds the signed rollout.Target of one region.
+func KeyTarget(r cells.RegionID) string { return PrefixTargets + string(r) }
+
+// KeyEvacuation holds the order that concerns one cell.
+func KeyEvacuation(c cells.CellID) string { return PrefixEvacuations + string(c) }
+
+// KeyAudit holds one entry of the audit log; at is in nanoseconds since 1970.
+func KeyAudit(at int64, who string) string { return fmt.Sprintf("%s%020d/%s", PrefixAudit, at, who) }
+
+// KeyPastPlan holds one of the last plans, signed.
+func KeyPastPlan(epoch, number uint64) string {
+	return fmt.Sprintf("%s%020d/%020d", PrefixPlans, epoch, number)
+}
+
+func keyBlob(digest string) string { return prefixBlobs + digest }
+
+func keyChunks(digest string) string { return prefixChunks + digest + "/" }
+
+func keyChunk(digest string, n int) string { return fmt.Sprintf("%s%06d", keyChunks(digest), n) }
