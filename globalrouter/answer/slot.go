@@ -61,3 +61,13 @@ func mix(z uint64) uint64 {
 	z = (z ^ z>>27) * 0x94d049bb133111eb
 	return z ^ z>>31
 }
+
+// Slot is the slot of a known client, one whose query carries ECS or comes from a place of the plan: for explanations.
+func Slot(set steer.Set, a netip.Addr) int {
+	c := from(a)
+	bucket := c.hi >> (64 - bucket4)
+	if !c.four {
+		bucket = c.hi>>(64-bucket6) | 1<<63
+	}
+	return int(mix(bucket^set.Salt) & (steer.Slots - 1))
+}

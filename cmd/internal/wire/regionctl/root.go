@@ -41,7 +41,9 @@ func Root() *cobra.Command {
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
-	root.AddCommand(configCommand())
+	config := configCommand()
+	root.AddCommand(config)
+	addOnline(root, config)
 	return root
 }
 

@@ -1,0 +1,355 @@
+package regionctl
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cellgate/cellgate/cells"
+	"github.com/cellgate/cellgate/globalrouter/steer"
+	"github.com/cellgate/cellgate/health"
+	"github.com/cellgate/cellgate/store"
+)
+
+// The times of an evacuation that names none, and their bounds.
+const (
+	defaultOver    = 5 * time.Minute
+	defaultExpires = 2 * time.Hour
+	maxOver        = 24 * time.Hour
+	maxExpires     = 7 * 24 * time.Hour
+	maxReason      = 1000 // bytes
+)
+
+// orders is every evacuation in the store at one moment, with what a commit must compare so that nobody else's order
+// comes in between: two orders that are each safe may not be safe together.
+type orders struct {
+	all   map[cells.CellID]cells.Evacuation
+	at    map[cells.CellID]store.Entry
+	guard store.Entry
+}
+
+func (c *Controller) orders(ctx context.Context) (*orders, error) {
+	guard, err := c.opt.Global.Get(ctx, keyGuard)
+	if err != nil && !isAbsent(err) {
+		return nil, fmt.Errorf("regionctl: read the evacuations: %w", err)
+	}
+	entries, _, err := c.opt.Global.List(ctx, evacuationPrefix)
+	if err != nil {
+		return nil, fmt.Errorf("regionctl: read the evacuations: %w", err)
+	}
+	o := &orders{all: map[cells.CellID]cells.Evacuation{}, at: map[cells.CellID]store.Entry{}, guard: store.Entry{Key: keyGuard, Modified: guard.Modified}}
+	for _, e := range entries {
+		var ev cells.Evacuation
+		if err := json.Unmarshal(e.Value, &ev); err != nil {
+			return nil, fmt.Errorf("regionctl: %s: %w", e.Key, err)
+		}
+		o.all[ev.Cell], o.at[ev.Cell] = ev, e
+	}
+	return o, nil
+}
+
+func (o *orders) tag() string { return strconv.FormatInt(int64(o.guard.Modified), 10) }
+
+// list gives the orders by cell id.
+func (o *orders) list() []cells.Evacuation {
+	out := make([]cells.Evacuation, 0, len(o.all))
+	for _, ev := range o.all {
+		out = append(out, ev)
+	}
+	slices.SortFunc(out, func(a, b cells.Evacuation) int { return strings.Compare(string(a.Cell), string(b.Cell)) })
+	return out
+}
+
+// store commits changed orders if no order changed since they were read.
+func (c *Controller) storeOrders(ctx context.Context, o *orders, changed []cells.Evacuation, conds []store.Cond, audit AuditEntry) error {
+	ops := []store.Op{store.Put(keyGuard, []byte(`{"form":1}`)), c.audit(audit)}
+	for _, ev := range changed {
+		ops = append(ops, store.Put(keyEvacuation(ev.Cell), encode(ev)))
+	}
+	rev, err := c.opt.Global.Commit(ctx, append(conds, store.Unchanged(o.guard)), ops)
+	if err == nil {
+		c.intent.see(ctx, rev)
+	}
+	return err
+}
+
+// resolve gives the cells that a word means: a cell or all cells of a region.
+func (c *Controller) resolve(what string) ([]cells.CellID, error) {
+	var out []cells.CellID
+	for _, r := range c.opt.Topology.Regions {
+		for _, cell := range r.Cells {
+			if string(r.ID) == what || string(cell.ID) == what {
+				out = append(out, cell.ID)
+			}
+		}
+	}
+	if len(out) == 0 {
+		return nil, notFound("no cell or region %q in this world", what)
+	}
+	return out, nil
+}
+
+func (c *Controller) getEvacuations(r *call) (any, error) {
+	o, err := c.orders(r.Context())
+	if err != nil {
+		return nil, err
+	}
+	return Evacuated{Orders: o.list()}, r.match(o.tag())
+}
+
+func (c *Controller) postEvacuation(r *call) (any, error) {
+	req, err := body[EvacuateRequest](r)
+	if err != nil {
+		return nil, err
+	}
+	order, err := c.parseOrder(req, r.who)
+	if err != nil {
+		return nil, err
+	}
+	ids, err := c.resolve(req.What)
+	if err != nil {
+		return nil, err
+	}
+	for range maxContest {
+		answer, err := c.evacuate(r, ids, order, req.DryRun)
+		if !errors.Is(err, store.ErrConflict) {
+			return answer, err
+		}
+	}
+	return nil, store.ErrConflict
+}
+
+func (c *Controller) parseOrder(req EvacuateRequest, who string) (cells.Evacuation, error) {
+	now := c.opt.Now().UTC()
+	over, err1 := duration(req.Over, defaultOver)
+	expires, err2 := duration(req.Expires, defaultExpires)
+	ev := cells.Evacuation{Form: cells.EvacuationForm, Reason: strings.TrimSpace(req.Reason), By: who, Started: now, Over: over, Expires: now.Add(expires), Force: req.Force}
+	switch {
+	case ev.Reason == "" || len(ev.Reason) > maxReason:
+		return ev, badRequest("a reason of 1…%d bytes is required", maxReason)
+	case err1 != nil || over < 0 || over > maxOver:
+		return ev, badRequest("over must be a duration of 0…%s, not %q", maxOver, req.Over)
+	case err2 != nil || expires <= 0 || expires > maxExpires:
+		return ev, badRequest("expires must be a duration up to %s, not %q", maxExpires, req.Expires)
+	case expires <= over:
+		return ev, badRequest("the evacuation would expire (after %s) before it is done (over %s)", expires, over)
+	}
+	return ev, nil
+}
+
+func duration(s string, absent time.Duration) (time.Duration, error) {
+	if s == "" {
+		return absent, nil
+	}
+	return time.ParseDuration(s)
+}
+
+// evacuate judges and stores the order for every cell, all or none.
+func (c *Controller) evacuate(r *call, ids []cells.CellID, order cells.Evacuation, dryRun bool) (any, error) {
+	ctx := r.Context()
+	o, err := c.orders(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.match(o.tag()); err != nil {
+		return nil, err
+	}
+	answer := Evacuated{DryRun: dryRun, Warnings: c.rolloutWarnings(ids)}
+	if answer.Outcomes, err = c.judgeOrders(ctx, o, ids, order); err != nil {
+		return nil, err
+	}
+	for _, id := range ids {
+		ev := order
+		ev.Cell = id
+		if old := o.all[id]; old.Standing(order.Started) { // renewed: the cell goes on emptying as first ordered
+			ev.Started, ev.Over = old.Started, old.Over
+			answer.Warnings = append(answer.Warnings, fmt.Sprintf("%s is evacuated already, since %s; reason and expiry are replaced", id, old.Started.Format(time.RFC3339)))
+		}
+		answer.Orders = append(answer.Orders, ev)
+	}
+	if dryRun {
+		return answer, nil
+	}
+	err = c.storeOrders(ctx, o, answer.Orders, nil, AuditEntry{Who: r.who, What: "evacuate", On: join(ids), Why: order.Reason, After: fmt.Sprintf("over %s, until %s", order.Over, order.Expires.Format(time.RFC3339))})
+	if err != nil {
+		return nil, err
+	}
+	c.log.Info("evacuation ordered", "cells", join(ids), "by", r.who, "reason", order.Reason, "until", order.Expires)
+	return answer, nil
+}
+
+// judgeOrders applies the safety rules to the orders one after the other, each beside those before it.
+func (c *Controller) judgeOrders(ctx context.Context, o *orders, ids []cells.CellID, order cells.Evacuation) ([]steer.Outcome, error) {
+	if err := c.lastCell(o, ids, order.Started); err != nil {
+		return nil, err
+	}
+	state, _, err := load[steer.State](ctx, c.opt.Global, keySteering)
+	if err != nil {
+		return nil, err
+	}
+	if len(state.Plan.Cells) == 0 {
+		if order.Force {
+			return nil, nil
+		}
+		return nil, refused("no_plan", "--force", "there is no steering plan yet to judge the order by")
+	}
+	in, err := c.steerInputs(ctx, state.Plan.Epoch, order.Started)
+	if err != nil {
+		return nil, err
+	}
+	in.Evacuations = nil
+	for _, ev := range o.list() {
+		if !slices.Contains(ids, ev.Cell) {
+			in.Evacuations = append(in.Evacuations, ev)
+		}
+	}
+	var outcomes []steer.Outcome
+	for _, id := range ids {
+		order.Cell = id
+		out := steer.DryRun(state, in, order, order.Started)
+		outcomes = append(outcomes, out)
+		if out.Refused != "" && !order.Force {
+			f := refused("no_headroom", "--force", "evacuating %s is refused: %s", id, out.Refused)
+			f.Outcomes = outcomes
+			return nil, f
+		}
+		in.Evacuations = append(in.Evacuations, immediate(order))
+	}
+	return outcomes, nil
+}
+
+// immediate is the order as it will be once it is done.
+func immediate(ev cells.Evacuation) cells.Evacuation {
+	ev.Over = 0
+	return ev
+}
+
+// lastCell refuses to leave a traffic class without a usable cell: neither evacuated nor known to be down. Nothing overrides it.
+func (c *Controller) lastCell(o *orders, ids []cells.CellID, now time.Time) error {
+	left, had := map[cells.Class]int{}, map[cells.Class]bool{}
+	verdicts := c.verdicts.get()
+	for _, cell := range c.opt.Topology.Cells() {
+		if slices.Contains(ids, cell.ID) {
+			had[cell.Class] = true
+			continue
+		}
+		if !o.all[cell.ID].Standing(now) && verdicts[cell.ID] != health.Unhealthy {
+			left[cell.Class]++
+		}
+	}
+	for class := range had {
+		if left[class] == 0 {
+			return refused("last_cell", "", "%s would leave no usable cell for its traffic class", join(ids))
+		}
+	}
+	return nil
+}
+
+func (c *Controller) postRestoration(r *call) (any, error) {
+	req, err := body[RestoreRequest](r)
+	if err != nil {
+		return nil, err
+	}
+	ids, err := c.resolve(req.What)
+	if err != nil {
+		return nil, err
+	}
+	for range maxContest {
+		answer, err := c.restore(r, req, ids)
+		if !errors.Is(err, store.ErrConflict) {
+			return answer, err
+		}
+	}
+	return nil, store.ErrConflict
+}
+
+// restore ends every standing order among the cells; they ramp back.
+func (c *Controller) restore(r *call, req RestoreRequest, ids []cells.CellID) (any, error) {
+	o, err := c.orders(r.Context())
+	if err != nil {
+		return nil, err
+	}
+	if err := r.match(o.tag()); err != nil {
+		return nil, err
+	}
+	answer, now := Evacuated{DryRun: req.DryRun}, c.opt.Now().UTC()
+	for _, id := range ids {
+		if ev := o.all[id]; ev.Standing(now) {
+			ev.Restored = now
+			answer.Orders = append(answer.Orders, ev)
+		}
+	}
+	if len(answer.Orders) == 0 {
+		return nil, conflict("%s is not evacuated", req.What)
+	}
+	if req.DryRun {
+		return answer, nil
+	}
+	audit := AuditEntry{Who: r.who, What: "restore", On: req.What, Why: req.Reason}
+	if err := c.storeOrders(r.Context(), o, answer.Orders, nil, audit); err != nil {
+		return nil, err
+	}
+	c.log.Info("restoration ordered", "what", req.What, "by", r.who)
+	return answer, nil
+}
+
+// tendEvacuations notes expiries, as an alarm, and forgets orders whose cells are fully back.
+func (t *term) tendEvacuations(ctx context.Context) error {
+	now := t.opt.Now().UTC()
+	for _, ev := range t.evacuations() {
+		state := ev.State(now, t.opt.Ramp)
+		expired := !ev.Standing(now) && ev.Restored.IsZero()
+		if !expired && state != cells.Active {
+			continue
+		}
+		short, cancel := context.WithTimeout(ctx, 5*time.Second)
+		err := t.tend(short, ev.Cell, now)
+		cancel()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// tend looks at one order again, as stored.
+func (t *term) tend(ctx context.Context, id cells.CellID, now time.Time) error {
+	o, err := t.orders(ctx)
+	if err != nil {
+		return err
+	}
+	ev, ok := o.all[id]
+	conds := []store.Cond{t.cond, store.Unchanged(o.guard)}
+	switch {
+	case !ok || ev.Standing(now):
+		return nil
+	case ev.Restored.IsZero():
+		ev.Restored = ev.Expires
+		audit := AuditEntry{Who: "leader", What: "evacuation expired", On: string(id), Why: ev.Reason, Before: "ordered by " + ev.By}
+		if err := t.storeOrders(ctx, o, []cells.Evacuation{ev}, []store.Cond{t.cond}, audit); err != nil {
+			return err
+		}
+		t.log.Warn("ALARM: an evacuation expired and its cell takes clients again", "cell", string(id), "reason", ev.Reason, "by", ev.By)
+		return nil
+	case ev.State(now, t.opt.Ramp) == cells.Active:
+		_, err := t.opt.Global.Commit(ctx, conds, []store.Op{store.Delete(keyEvacuation(id)), store.Put(keyGuard, []byte(`{"form":1}`))})
+		if err == nil {
+			t.log.Info("cell is fully back", "cell", string(id))
+		}
+		return err
+	}
+	return nil
+}
+
+func join(ids []cells.CellID) string {
+	words := make([]string, len(ids))
+	for i, id := range ids {
+		words[i] = string(id)
+	}
+	return strings.Join(words, ", ")
+}

@@ -1,0 +1,90 @@
+package regionctl
+
+import (
+	"net/http"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/cellgate/cellgate/cells"
+)
+
+// collector reads the controller's state when it is scraped.
+type collector struct {
+	*Controller
+	leader, head, attached, store, age, served, verdict, headroom, plan *prometheus.Desc
+}
+
+var _ prometheus.Collector = (*collector)(nil)
+
+func newCollector(c *Controller) *collector {
+	d := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc("cellgate_regionctl_"+name, help, labels, nil)
+	}
+	return &collector{
+		Controller: c,
+		leader:     d("leader", "1 while this controller leads the world."),
+		head:       d("published_version", "The newest published version."),
+		attached:   d("attached_processes", "Processes attached to this controller."),
+		store:      d("store_up", "1 while the store answers.", "store"),
+		age:        d("node_report_age_seconds", "Time since the node was last heard.", "node"),
+		served:     d("node_served_version", "The version that the node serves.", "node"),
+		verdict:    d("cell_healthy", "1 healthy, 0 unhealthy, absent while unknown.", "cell"),
+		headroom:   d("cell_headroom_ratio", "The free part of the cell's target; absent while unknown.", "cell"),
+		plan:       d("plan_number", "The number of the newest steering plan."),
+	}
+}
+
+// Describe sends the fixed descriptions.
+func (c *collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{c.leader, c.head, c.attached, c.store, c.age, c.served, c.verdict, c.headroom, c.plan} {
+		ch <- d
+	}
+}
+
+// Collect reads everything once.
+func (c *collector) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	now := c.opt.Now()
+	gauge(c.leader, one(c.leading.Load()))
+	gauge(c.head, float64(c.headNumber()))
+	gauge(c.attached, float64(len(c.nodes.Attached())))
+	gauge(c.store, one(!c.globalSeen.lost.Load()), "global")
+	gauge(c.store, one(!c.regionalSeen.lost.Load()), "regional")
+	for _, n := range c.nodeStatuses(now) {
+		if n.AgeS >= 0 {
+			gauge(c.age, n.AgeS, string(n.ID))
+			gauge(c.served, float64(n.Served), string(n.ID))
+		}
+	}
+	for _, s := range c.cellStatuses(now) {
+		c.collectCell(gauge, s.ID, s)
+	}
+	if p, ok := c.Controller.plan(); ok {
+		gauge(c.plan, float64(p.Number))
+	}
+}
+
+func (c *collector) collectCell(gauge func(*prometheus.Desc, float64, ...string), id cells.CellID, s CellStatus) {
+	if s.Healthy != nil {
+		gauge(c.verdict, one(*s.Healthy), string(id))
+	}
+	if s.Headroom != nil {
+		gauge(c.headroom, *s.Headroom, string(id))
+	}
+}
+
+func one(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func (c *Controller) metricsHandler() http.Handler {
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(newCollector(c))
+	return promhttp.HandlerFor(reg, promhttp.HandlerOpts{})
+}

@@ -1,0 +1,269 @@
+package regionctl
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cellgate/cellgate/cells"
+	"github.com/cellgate/cellgate/globalrouter/steer"
+	"github.com/cellgate/cellgate/snapshot"
+	"github.com/cellgate/cellgate/store"
+	"github.com/cellgate/cellgate/trust"
+)
+
+const (
+	keepPlans = 20
+	// stale is the age at which a node's window no longer counts as its load.
+	stale = 10 * time.Second
+	// idlePersist bounds how much of the estimated demand a new leader misses when the plan doesn't change.
+	idlePersist = 15 * time.Second
+)
+
+// steer runs the steering: on its interval, and at once when a verdict, an order, its expiry or a name changes.
+func (t *term) steer(ctx context.Context) error {
+	interval := min(5*time.Second, max(t.opt.TTL/4, 500*time.Millisecond))
+	var stepped, saved time.Time
+	var last uint64
+	return t.every(ctx, 200*time.Millisecond, "steering", func(ctx context.Context) error {
+		now := t.opt.Now()
+		in, err := t.steerInputs(ctx, t.epoch, now)
+		if err != nil {
+			return err
+		}
+		key := trigger(in, now)
+		if key == last && now.Sub(stepped) < interval {
+			return nil
+		}
+		did, err := t.stepPlan(ctx, in, now, now.Sub(saved) >= idlePersist)
+		if err != nil {
+			return err
+		}
+		last, stepped = key, now
+		if did {
+			saved = now
+		}
+		return nil
+	})
+}
+
+// trigger changes when a step should not wait for its turn.
+func trigger(in steer.Inputs, now time.Time) uint64 {
+	h := fnv.New64a()
+	for _, c := range in.Topology.Cells() {
+		fmt.Fprintf(h, "%s %d;", c.ID, in.Health[c.ID])
+	}
+	for _, e := range in.Evacuations {
+		fmt.Fprintf(h, "%s %d %t;", e.Cell, e.Started.UnixNano(), e.Standing(now))
+	}
+	fmt.Fprint(h, in.Names)
+	return h.Sum64()
+}
+
+// stepPlan takes one step from the stored state and stores what came of it together with the signed plan, in one commit.
+// A step that changes nothing worth keeping is stored only when save is set.
+func (t *term) stepPlan(ctx context.Context, in steer.Inputs, now time.Time, save bool) (stored bool, err error) {
+	state, at, err := t.steerState(ctx)
+	if err != nil {
+		return false, err
+	}
+	if t.stepping.epoch == t.epoch && t.stepping.at == at.Modified {
+		state = t.stepping.state // what was not worth storing since
+	}
+	next := steer.Step(state, in, now)
+	changed := next.Plan.Epoch != state.Plan.Epoch || next.Plan.Number != state.Plan.Number
+	if next.Refused != "" && next.Refused != state.Refused {
+		t.log.Warn("steering keeps the old plan", "why", next.Refused)
+	}
+	if !changed && !save && sameCells(state, next) {
+		t.stepping = stepping{epoch: t.epoch, at: at.Modified, state: next}
+		return false, nil
+	}
+	ops := []store.Op{store.Put(keySteering, encode(next))}
+	if changed {
+		envelope, err := t.opt.Signer.Sign(trust.KindPlan, encode(next.Plan))
+		if err != nil {
+			return false, err
+		}
+		ops = append(ops, store.Put(keyPlan, envelope), store.Put(keyPastPlan(next.Plan.Epoch, next.Plan.Number), envelope))
+	}
+	rev, err := t.commit(ctx, []store.Cond{{Key: keySteering, Modified: at.Modified}}, ops)
+	if err != nil {
+		return false, err
+	}
+	t.stepping = stepping{epoch: t.epoch, at: rev, state: next}
+	if changed {
+		t.log.Info("plan published", "epoch", next.Plan.Epoch, "number", next.Plan.Number, "unplaced", len(next.Plan.Unplaced), "all_down", next.Plan.AllDown)
+	}
+	return true, nil
+}
+
+// stepping is the state in memory between two stored ones, valid while the stored one is unchanged.
+type stepping struct {
+	epoch uint64
+	at    store.Revision
+	state steer.State
+}
+
+func (t *term) steerState(ctx context.Context) (steer.State, store.Entry, error) {
+	short, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	return load[steer.State](short, t.opt.Global, keySteering)
+}
+
+// sameCells says whether what is remembered of each cell is the same, but for figures made for people.
+func sameCells(a, b steer.State) bool {
+	clean := func(s steer.State) string {
+		list := append([]steer.CellState(nil), s.Cells...)
+		for i := range list {
+			list[i].Granted = 0
+		}
+		return string(encode(list))
+	}
+	return a.Starting == b.Starting && clean(a) == clean(b)
+}
+
+// steerInputs gathers intent and evidence for a step, or for a dry run of one.
+func (c *Controller) steerInputs(ctx context.Context, epoch uint64, now time.Time) (steer.Inputs, error) {
+	names, err := c.names.read(ctx, c)
+	if err != nil {
+		return steer.Inputs{}, err
+	}
+	return steer.Inputs{
+		Topology:    c.opt.Topology,
+		Names:       names,
+		TTL:         c.opt.TTL,
+		Epoch:       epoch,
+		Health:      c.verdicts.get(),
+		Load:        c.load(now),
+		Evacuations: c.evacuations(),
+		Ramp:        c.opt.Ramp,
+	}, nil
+}
+
+// load is what each cell's nodes measured in their newest windows together.
+func (c *Controller) load(now time.Time) map[cells.CellID]steer.CellLoad {
+	out := map[cells.CellID]steer.CellLoad{}
+	for _, n := range c.evidence.Nodes() {
+		age := now.Sub(n.Arrived)
+		if age > stale || n.Report.Window <= 0 {
+			continue
+		}
+		id := n.Report.ID.Cell()
+		l, seen := out[id]
+		rate := float64(n.Report.Counts.Requests) * 1000 / n.Report.Window.Seconds()
+		l.RPS += cells.MilliRPS(min(rate, 1e12))
+		if !seen || age < l.Age {
+			l.Age = age
+		}
+		out[id] = l
+	}
+	return out
+}
+
+// evacuations lists the mirrored orders.
+func (c *Controller) evacuations() []cells.Evacuation {
+	var out []cells.Evacuation
+	for _, e := range c.intent.list(evacuationPrefix) {
+		var ev cells.Evacuation
+		if json.Unmarshal(e.Value, &ev) == nil {
+			out = append(out, ev)
+		}
+	}
+	return out
+}
+
+// names remembers which names the newest version steers.
+type names struct {
+	mu     sync.Mutex
+	number uint64
+	known  map[string]string
+}
+
+// read gives the steered names with the class whose cells may carry each: the configured ones and the hosts of the
+// published tenants within the zone.
+func (n *names) read(ctx context.Context, c *Controller) (map[string]string, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	number := c.headNumber()
+	if n.known != nil && n.number == number {
+		return n.known, nil
+	}
+	out := map[string]string{}
+	for _, name := range c.opt.SteeredNames {
+		out[canonicalName(name)] = string(cells.Public)
+	}
+	tenants, err := c.tenants(ctx, number)
+	if err != nil {
+		if n.known != nil && !errors.Is(err, context.Canceled) {
+			return n.known, nil // the names of the version before are better than none
+		}
+		return nil, err
+	}
+	for _, t := range tenants {
+		class := t.Class
+		if class == "" {
+			class = cells.Public
+		}
+		for _, h := range t.Hosts {
+			if name := canonicalName(h); c.within(name) {
+				out[name] = string(class)
+			}
+		}
+	}
+	n.number, n.known = number, out
+	return out, nil
+}
+
+func canonicalName(s string) string { return strings.ToLower(strings.TrimSuffix(s, ".")) }
+
+// within says whether the name is an ordinary name of the zone, not a wildcard.
+func (c *Controller) within(name string) bool {
+	zone := canonicalName(c.opt.Zone)
+	return zone != "" && !strings.Contains(name, "*") && (name == zone || strings.HasSuffix(name, "."+zone))
+}
+
+func (c *Controller) tenants(ctx context.Context, number uint64) ([]snapshot.Tenant, error) {
+	if number == 0 {
+		return nil, nil
+	}
+	short, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	rec, _, ok := read[versionRecord](c.intent, keyVersion(number))
+	if !ok {
+		return nil, fmt.Errorf("regionctl: version %d is not known yet", number)
+	}
+	snap, err := c.open(short, &rec)
+	if err != nil {
+		return nil, err
+	}
+	cfg, err := snapshot.OpenShared(snap)
+	if err != nil {
+		return nil, err
+	}
+	return cfg.Tenants, nil
+}
+
+// plan is the plan that this controller knows to be published.
+func (c *Controller) plan() (steer.Plan, bool) {
+	var p steer.Plan
+	for _, from := range []struct {
+		m   *mirror
+		key string
+	}{{c.intent, keyPlan}, {c.copied, keyCopyPlan}} {
+		e, ok := from.m.get(from.key)
+		if !ok {
+			continue
+		}
+		raw, err := trust.Payload(trust.KindPlan, e.Value)
+		if err == nil && json.Unmarshal(raw, &p) == nil {
+			return p, true
+		}
+	}
+	return p, false
+}

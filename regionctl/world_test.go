@@ -1,0 +1,428 @@
+package regionctl
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cellgate/cellgate/cells"
+	"github.com/cellgate/cellgate/nodeapi"
+	"github.com/cellgate/cellgate/regionctl/rollout"
+	"github.com/cellgate/cellgate/report"
+	"github.com/cellgate/cellgate/snapshot"
+	"github.com/cellgate/cellgate/store/mem"
+	"github.com/cellgate/cellgate/trust"
+)
+
+const testToken = "operator-secret"
+
+// world is two regions of two cells with two nodes each, in one process: real gRPC and HTTPS on loopback, stores in memory.
+type world struct {
+	t        *testing.T
+	ca       *trust.CA
+	roots    *trust.Roots
+	topology cells.Topology
+	global   *mem.Store
+	regions  map[cells.RegionID]*region
+	pool     *x509.CertPool
+	cert     tls.Certificate
+	nodes    []*node
+	log      *slog.Logger
+}
+
+type region struct {
+	id       cells.RegionID
+	regional *mem.Store
+	nodeAPI  string
+	api      string
+	stop     context.CancelFunc
+	done     chan error
+	c        *Controller
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	now := time.Now()
+	ca, err := trust.NewCA("gw.test", now)
+	must(t, err)
+	roots, err := trust.NewRoots(ca.CertPEM())
+	must(t, err)
+	w := &world{t: t, ca: ca, roots: roots, global: mem.New(), regions: map[cells.RegionID]*region{}, pool: x509.NewCertPool()}
+	w.pool.AppendCertsFromPEM(ca.CertPEM())
+	w.log = slog.New(slog.NewTextHandler(testWriter{t}, nil))
+	certPEM, keyPEM, err := ca.Issue(trust.Identity{World: "gw.test", Role: trust.RoleController, ID: "api/1"}, []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("127.24.0.1")}, nil, now, time.Hour)
+	must(t, err)
+	w.cert, err = tls.X509KeyPair(certPEM, keyPEM)
+	must(t, err)
+	for i, r := range []cells.RegionID{"eu-west", "us-east"} {
+		reg := cells.Region{ID: r, Clients: []netip.Prefix{netip.MustParsePrefix(fmt.Sprintf("5.%d.0.0/16", i+1))}}
+		for j, name := range []string{"a", "b"} {
+			cell := cells.Cell{ID: cells.CellID(string(r) + "/" + name), Addresses: []netip.Addr{netip.AddrFrom4([4]byte{127, 24, byte(i + 1), byte(j + 1)})}, HTTPS: 8443, Limit: 100_000}
+			for n := 1; n <= 2; n++ {
+				cell.Nodes = append(cell.Nodes, cells.Node{ID: cells.NodeID(fmt.Sprintf("%s/%d", cell.ID, n))})
+			}
+			reg.Cells = append(reg.Cells, cell)
+		}
+		w.topology.Regions = append(w.topology.Regions, reg)
+		w.regions[r] = &region{id: r, regional: mem.New(), nodeAPI: freeAddr(t), api: freeAddr(t)}
+	}
+	return w
+}
+
+type testWriter struct{ t *testing.T }
+
+func (w testWriter) Write(b []byte) (int, error) {
+	if testing.Verbose() {
+		fmt.Print(string(b))
+	}
+	return len(b), nil
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func freeAddr(t *testing.T) string {
+	l, err := net.Listen("tcp", "127.24.0.1:0")
+	must(t, err)
+	defer l.Close()
+	return l.Addr().String()
+}
+
+func (w *world) signer(role trust.Role, id cells.NodeID) *trust.Signer {
+	certPEM, keyPEM, err := w.ca.Issue(trust.Identity{World: "gw.test", Role: role, ID: id}, nil, nil, time.Now(), time.Hour)
+	must(w.t, err)
+	s, err := trust.NewSigner(certPEM, keyPEM)
+	must(w.t, err)
+	return s
+}
+
+// start runs the region's controller until the test ends or stop is called.
+func (w *world) start(id cells.RegionID) *region {
+	r := w.regions[id]
+	nodes, err := net.Listen("tcp", r.nodeAPI)
+	must(w.t, err)
+	api, err := net.Listen("tcp", r.api)
+	must(w.t, err)
+	peers := map[cells.RegionID]string{}
+	for other, o := range w.regions {
+		if other != id {
+			peers[other] = o.nodeAPI
+		}
+	}
+	hash := sha256.Sum256([]byte(testToken))
+	r.c, err = New(Options{
+		World: "gw.test", ID: cells.NodeID(string(id) + "/1"), Region: id, Topology: w.topology, Zone: "gw.test", SteeredNames: []string{"api.gw.test"},
+		PermitLoopback: true, AdminTokenHash: "sha256:" + hex.EncodeToString(hash[:]),
+		TTL: time.Second, Bake: 300 * time.Millisecond, Ramp: time.Second, DownAfter: time.Second, UpAfter: time.Second, FlapCap: 2 * time.Second,
+		OnInsufficient: rollout.OnInsufficientProceed,
+		Global:         w.global.Join(), Regional: r.regional.Join(),
+		Signer: w.signer(trust.RoleController, cells.NodeID(string(id)+"/1")), Roots: w.roots, APICert: w.cert,
+		NodeAPI: nodes, API: api, Peers: peers, Now: time.Now, Log: w.log.With("region", string(id)),
+	})
+	must(w.t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	r.done = make(chan error, 1)
+	go func() { r.done <- r.c.Run(ctx) }()
+	r.stop = sync.OnceFunc(func() {
+		cancel()
+		select {
+		case err := <-r.done:
+			if err != nil {
+				w.t.Errorf("controller of %s: %v", id, err)
+			}
+		case <-time.After(10 * time.Second):
+			w.t.Errorf("controller of %s does not stop", id)
+		}
+	})
+	w.t.Cleanup(r.stop)
+	return r
+}
+
+func (w *world) startAll() {
+	for _, r := range w.topology.Regions {
+		w.start(r.ID)
+	}
+	for _, c := range w.topology.Cells() {
+		for _, n := range c.Nodes {
+			w.startNode(n.ID)
+		}
+	}
+	for _, r := range w.topology.Regions {
+		w.startProber(r.ID)
+	}
+}
+
+// node is a proxy that applies every target it gets: fetch, verify, serve, report.
+type node struct {
+	id     cells.NodeID
+	w      *world
+	client *nodeapi.Client
+
+	mu     sync.Mutex
+	seq    uint64
+	target rollout.Target
+	served uint64
+	sum    snapshot.Digest
+	refuse uint64 // version that it NACKs
+	evacs  int
+}
+
+func (w *world) controllers(own cells.RegionID) []string {
+	out := []string{w.regions[own].nodeAPI}
+	for id, r := range w.regions {
+		if id != own {
+			out = append(out, r.nodeAPI)
+		}
+	}
+	return out
+}
+
+func (w *world) startNode(id cells.NodeID) *node {
+	n := &node{id: id, w: w}
+	n.client = nodeapi.NewClient(nodeapi.Options{
+		Controllers: w.controllers(id.Region()), TLS: trust.ClientTLS(w.signer(trust.RoleProxy, id), w.roots, trust.RoleController),
+		Hello: func() *nodeapi.Hello {
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			return &nodeapi.Hello{Boot: "b", TargetEpoch: n.target.Epoch, TargetNumber: n.target.Number}
+		},
+		Receive: n.receive,
+	})
+	w.background(n.client.Run)
+	w.background(func(ctx context.Context) error {
+		for sleep(ctx, 100*time.Millisecond) {
+			n.report()
+		}
+		return nil
+	})
+	w.nodes = append(w.nodes, n)
+	return n
+}
+
+// background runs a part until the test ends.
+func (w *world) background(run func(context.Context) error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); run(ctx) }()
+	w.t.Cleanup(func() { cancel(); <-done })
+}
+
+func (n *node) receive(d *nodeapi.Down) {
+	switch m := d.Message.(type) {
+	case *nodeapi.Down_Overrides:
+		raw, _, err := n.w.roots.Verify(trust.KindOverrides, m.Overrides.Envelope, time.Now(), trust.RoleController)
+		var list []cells.Evacuation
+		if err != nil || json.Unmarshal(raw, &list) != nil {
+			n.w.t.Errorf("%s: overrides: %v", n.id, err)
+		}
+		n.mu.Lock()
+		n.evacs = len(list)
+		n.mu.Unlock()
+	case *nodeapi.Down_Target:
+		go n.apply(m.Target.Envelope)
+	default:
+		n.w.t.Errorf("%s got a %T, which is not for proxies", n.id, m)
+	}
+}
+
+func (n *node) apply(envelope []byte) {
+	raw, _, err := n.w.roots.Verify(trust.KindTarget, envelope, time.Now(), trust.RoleController)
+	var target rollout.Target
+	if err != nil || json.Unmarshal(raw, &target) != nil || target.Region != n.id.Region() {
+		n.w.t.Errorf("%s: target of %s: %v", n.id, target.Region, err)
+		return
+	}
+	v, ok := target.For(n.id)
+	if !ok {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	m, err := n.fetch(ctx, v)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	ack := &nodeapi.Ack{Epoch: target.Epoch, Number: target.Number, Version: v.Number}
+	switch {
+	case err != nil:
+		ack.Nack = err.Error()
+	case v.Number == n.refuse:
+		ack.Nack = "my own checks fail"
+		n.target = target
+	default:
+		n.target, n.served, n.sum = target, v.Number, m.Checksum
+	}
+	n.client.Send(&nodeapi.Up{Message: &nodeapi.Up_Ack{Ack: ack}})
+}
+
+func (n *node) fetch(ctx context.Context, v rollout.Version) (*snapshot.Manifest, error) {
+	got, err := n.client.Fetch(ctx, []string{string(v.Manifest)})
+	if err != nil {
+		return nil, err
+	}
+	raw, _, err := n.w.roots.Verify(trust.KindManifest, got[string(v.Manifest)], time.Now(), trust.RoleController)
+	if err != nil {
+		return nil, err
+	}
+	m, err := snapshot.DecodeManifest(raw)
+	if err != nil {
+		return nil, err
+	}
+	var want []string
+	for _, s := range m.Shards {
+		want = append(want, string(s.Digest))
+	}
+	blobs, err := n.client.Fetch(ctx, want)
+	if err != nil {
+		return nil, err
+	}
+	snap := &snapshot.Snapshot{Manifest: *m, Blobs: map[snapshot.Digest][]byte{}}
+	for d, b := range blobs {
+		snap.Blobs[snapshot.Digest(d)] = b
+	}
+	return m, snap.Verify()
+}
+
+func (n *node) report() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.seq++
+	v, _ := n.target.For(n.id)
+	r := report.Node{ID: n.id, Boot: "b", Seq: n.seq, Window: 100 * time.Millisecond, Ready: true, Counts: report.Counts{Requests: 2}}
+	r.Snapshot = report.Snapshot{Known: v.Number, Stored: n.served, Served: n.served, Checksum: string(n.sum), Source: report.SourcePush}
+	if v.Number != n.served {
+		r.Snapshot.Nack = "my own checks fail"
+	}
+	raw, err := report.EncodeNode(r)
+	must(n.w.t, err)
+	n.client.Send(&nodeapi.Up{Message: &nodeapi.Up_Report{Report: raw}})
+}
+
+func (n *node) serves() uint64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.served
+}
+
+// startProber runs a prober that finds every cell well.
+func (w *world) startProber(id cells.RegionID) {
+	c := nodeapi.NewClient(nodeapi.Options{
+		Controllers: w.controllers(id), TLS: trust.ClientTLS(w.signer(trust.RoleProber, cells.NodeID(string(id)+"/1")), w.roots, trust.RoleController),
+		Hello: func() *nodeapi.Hello { return &nodeapi.Hello{Boot: "p"} }, Receive: func(*nodeapi.Down) {},
+	})
+	w.background(c.Run)
+	w.background(func(ctx context.Context) error {
+		for sleep(ctx, 200*time.Millisecond) {
+			var ps []report.Probe
+			for _, cell := range w.topology.Cells() {
+				ps = append(ps, report.Probe{From: id, Cell: cell.ID, OK: true})
+			}
+			raw, err := report.EncodeProbes(ps)
+			must(w.t, err)
+			c.Send(&nodeapi.Up{Message: &nodeapi.Up_Probes{Probes: raw}})
+		}
+		return nil
+	})
+}
+
+// ask calls a region's API. It returns the status and decodes the answer into out when out is not nil.
+func (w *world) ask(id cells.RegionID, method, path string, in, out any) (int, *Fault) {
+	w.t.Helper()
+	var body io.Reader
+	if in != nil {
+		raw, ok := in.([]byte)
+		if !ok {
+			raw, _ = json.Marshal(in)
+		}
+		body = bytes.NewReader(raw)
+	}
+	req, err := http.NewRequest(method, "https://"+w.regions[id].api+path, body)
+	must(w.t, err)
+	req.Header.Set("Authorization", "Bearer "+testToken)
+	if in != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	return w.send(req, out)
+}
+
+func (w *world) send(req *http.Request, out any) (int, *Fault) {
+	w.t.Helper()
+	client := &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: w.pool}, DisableKeepAlives: true}}
+	resp, err := client.Do(req)
+	must(w.t, err)
+	defer resp.Body.Close()
+	raw, err := io.ReadAll(resp.Body)
+	must(w.t, err)
+	if resp.StatusCode != http.StatusOK {
+		f := &Fault{}
+		if err := json.Unmarshal(raw, f); err != nil || f.Reason == "" || f.Status != resp.StatusCode || resp.Header.Get("Content-Type") != "application/problem+json" {
+			w.t.Errorf("%s %s: %d is no problem document: %s", req.Method, req.URL.Path, resp.StatusCode, raw)
+		}
+		return resp.StatusCode, f
+	}
+	if out != nil {
+		must(w.t, json.Unmarshal(raw, out))
+	}
+	return resp.StatusCode, nil
+}
+
+// eventually waits until the condition holds.
+func (w *world) eventually(what string, limit time.Duration, ok func() bool) {
+	w.t.Helper()
+	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		if ok() {
+			return
+		}
+	}
+	w.t.Fatalf("not within %s: %s", limit, what)
+}
+
+func (w *world) status(id cells.RegionID) Status {
+	w.t.Helper()
+	var s Status
+	if code, f := w.ask(id, "GET", "/v1/status", nil, &s); code != http.StatusOK {
+		w.t.Fatalf("status: %d %v", code, f)
+	}
+	return s
+}
+
+// document is a configuration with n routes.
+func routesDocument(n int) string {
+	doc := "version: v1\nupstreams:\n  - {id: u, endpoints: [\"127.0.0.1:9000\"]}\nroutes:\n"
+	for i := range n {
+		doc += fmt.Sprintf("  - {id: r%d, match: {host: api.gw.test, path: /v1/r%d}, upstream: u, owner: team-%d}\n", i, i, i%2)
+	}
+	return doc
+}
+
+func (w *world) publish(id cells.RegionID, req PublishRequest) (Published, *Fault) {
+	w.t.Helper()
+	var p Published
+	_, f := w.ask(id, "POST", "/v1/config/versions", req, &p)
+	return p, f
+}
+
+func (w *world) publishRoutes(id cells.RegionID, n int) Published {
+	w.t.Helper()
+	p, f := w.publish(id, PublishRequest{Files: []PublishFile{{Name: "a.yaml", Data: routesDocument(n)}}, Confirm: true})
+	if f != nil {
+		w.t.Fatalf("publish: %v", f)
+	}
+	return p
+}
