@@ -1,0 +1,148 @@
+package agent
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"reflect"
+	"slices"
+	"time"
+
+	"github.com/cellgate/cellgate/cells"
+	"github.com/cellgate/cellgate/internal/durable"
+	"github.com/cellgate/cellgate/trust"
+)
+
+// signedList is a list of evacuations as it was signed. Accepted is when its signature was verified.
+type signedList struct {
+	Accepted time.Time `json:"accepted"`
+	Envelope []byte    `json:"envelope"`
+}
+
+// storedLists is the form of overrides.json: the newest list of the node's own region, then what others added since.
+type storedLists struct {
+	Form  int          `json:"form"`
+	Lists []signedList `json:"lists"`
+}
+
+const (
+	listsForm = 1
+	maxOrders = 1024 // of one node; beyond it the ones that end first are forgotten
+)
+
+// mergeOverrides looks at the lists that arrived, keeps them on disk and acts on them.
+func (a *Agent) mergeOverrides(now time.Time) {
+	a.mu.Lock()
+	lists := a.lists
+	a.lists = nil
+	a.mu.Unlock()
+	if len(lists) == 0 {
+		return
+	}
+	for _, envelope := range lists {
+		if err := a.mergeList(signedList{now, envelope}, now); err != nil {
+			a.log.Warn("list of evacuations refused", "error", err)
+		}
+	}
+	raw, err := json.Marshal(storedLists{listsForm, a.kept})
+	if err == nil {
+		err = durable.Write(a.shelf.path("overrides.json"), raw)
+	}
+	if err != nil {
+		a.log.Error("evacuations not stored; they are lost on a restart", "error", err)
+	}
+	a.judgeEvacuation(now)
+}
+
+// mergeList takes one signed list in. A list of the node's own region is complete and replaces what that region said before;
+// one of another region adds to it, so the strictest wins until it expires or is restored.
+func (a *Agent) mergeList(l signedList, now time.Time) error {
+	payload, by, err := a.opt.Roots.Verify(trust.KindOverrides, l.Envelope, l.Accepted, trust.RoleController)
+	if err != nil {
+		return err
+	}
+	var list []cells.Evacuation
+	if err := json.Unmarshal(payload, &list); err != nil {
+		return fmt.Errorf("agent: evacuations: %w", err)
+	}
+	for _, e := range list {
+		if e.Form < 1 || e.Form > cells.EvacuationForm {
+			return fmt.Errorf("agent: an evacuation of form %d is not readable here", e.Form)
+		}
+	}
+	own := by.ID.Region() == a.opt.ID.Region()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	before := a.orders
+	if own {
+		before, a.kept = nil, nil
+	}
+	a.orders = merge(before, list, now)
+	if own || !reflect.DeepEqual(before, a.orders) {
+		a.kept = append(a.kept, l)
+		a.kept = a.kept[max(0, len(a.kept)-maxLists):]
+	}
+	return nil
+}
+
+// merge unites two lists of orders. An order is known by its cell and start; of two versions the one that knows of a
+// restoration is the newer one, else the one that stands longer is the stricter one. Ended orders are dropped.
+func merge(have, more []cells.Evacuation, now time.Time) []cells.Evacuation {
+	all := slices.Clone(have)
+	for _, e := range more {
+		i := slices.IndexFunc(all, func(h cells.Evacuation) bool { return h.Cell == e.Cell && h.Started.Equal(e.Started) })
+		switch {
+		case i < 0:
+			all = append(all, e)
+		case all[i].Restored.IsZero() && (!e.Restored.IsZero() || e.Expires.After(all[i].Expires)):
+			all[i] = e
+		}
+	}
+	all = slices.DeleteFunc(all, func(e cells.Evacuation) bool { return !e.Standing(now) })
+	slices.SortFunc(all, func(x, y cells.Evacuation) int { return y.Expires.Compare(x.Expires) })
+	return all[:min(len(all), maxOrders)]
+}
+
+// judgeEvacuation tells the node whether clients should leave it, when that has changed. Orders end by themselves.
+func (a *Agent) judgeEvacuation(now time.Time) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	on, why := false, ""
+	for _, e := range a.orders {
+		if e.Cell == a.opt.ID.Cell() && e.Standing(now) && !now.Before(e.Started) {
+			on, why = true, e.Reason
+		}
+	}
+	if on == a.evacuate {
+		return
+	}
+	a.evacuate = on
+	a.log.Info("evacuation of the own cell", "on", on, "reason", why)
+	a.opt.Reconnect(on)
+}
+
+// loadOverrides brings back what was known before the restart.
+func (a *Agent) loadOverrides(now time.Time) {
+	raw, err := os.ReadFile(a.shelf.path("overrides.json"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	var stored storedLists
+	if err == nil {
+		err = json.Unmarshal(raw, &stored)
+	}
+	if err == nil && stored.Form != listsForm {
+		err = fmt.Errorf("form %d is not readable here", stored.Form)
+	}
+	for _, l := range stored.Lists {
+		if err == nil {
+			err = a.mergeList(l, now)
+		}
+	}
+	if err != nil {
+		a.log.Error("stored evacuations are not usable; waiting for a controller to tell", "error", err)
+	}
+	a.judgeEvacuation(now)
+}
