@@ -36,7 +36,8 @@ type Options struct {
 	Roots      *x509.CertPool
 	// Every is the interval of one target, ± 10%, and of Send; 0 = 1 s. Limit bounds one look; 0 = 1 s.
 	Every, Limit time.Duration
-	// Send gets what was seen since the last call, each target at most once. It must not block.
+	// Send gets the newest look at every target, so that a lost message costs nothing. A look that has not been renewed in
+	// time is left out. It must not block.
 	Send func([]report.Probe)
 	// Log gets changes of what is seen; nil = none.
 	Log *slog.Logger
@@ -62,7 +63,7 @@ type target struct {
 // sight is the newest look at a target.
 type sight struct {
 	probe report.Probe
-	sent  bool
+	ended time.Time
 }
 
 // New gives a prober that does nothing until Run.
@@ -192,7 +193,7 @@ func (p *Prober) record(t target, err error, took time.Duration) {
 	}
 	p.mu.Lock()
 	old := p.seen[t]
-	p.seen[t] = &sight{probe: probe}
+	p.seen[t] = &sight{probe: probe, ended: time.Now()}
 	p.total[probe.OK]++
 	p.mu.Unlock()
 	if old == nil || old.probe.OK != probe.OK {
@@ -200,22 +201,21 @@ func (p *Prober) record(t target, err error, took time.Duration) {
 	}
 }
 
-// tell sends what is new, once per interval.
+// tell sends once per interval.
 func (p *Prober) tell(ctx context.Context) {
 	for sleep(ctx, p.opt.Every) {
-		if news := p.news(); len(news) > 0 {
-			p.opt.Send(news)
+		if round := p.round(time.Now()); len(round) > 0 {
+			p.opt.Send(round)
 		}
 	}
 }
 
-func (p *Prober) news() []report.Probe {
+func (p *Prober) round(now time.Time) []report.Probe {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var list []report.Probe
 	for _, s := range p.seen {
-		if !s.sent {
-			s.sent = true
+		if now.Sub(s.ended) <= p.opt.Every*3/2+p.opt.Limit {
 			list = append(list, s.probe)
 		}
 	}

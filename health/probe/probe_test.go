@@ -113,6 +113,25 @@ func begin(t *testing.T, opt Options) (*Prober, *sink) {
 	return p, s
 }
 
+// looks is how often the prober has looked with this outcome.
+func (p *Prober) looks(ok bool) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return int(p.total[ok])
+}
+
+// A look that isn't renewed is not told again and again.
+func TestOldLooksAreNotRepeated(t *testing.T) {
+	p := New(Options{Every: time.Second, Limit: time.Second})
+	p.record(target{cell: "e/a"}, nil, time.Millisecond)
+	if got := len(p.round(time.Now())); got != 1 {
+		t.Fatalf("%d", got)
+	}
+	if got := len(p.round(time.Now().Add(3 * time.Second))); got != 0 {
+		t.Fatalf("%d", got)
+	}
+}
+
 func eventually(t *testing.T, what string, cond func() bool) {
 	t.Helper()
 	for end := time.Now().Add(5 * time.Second); !cond(); time.Sleep(5 * time.Millisecond) {
@@ -132,17 +151,17 @@ func topology(cs ...cells.Cell) cells.Topology {
 
 func TestFrontDoorIsProbedAsAClientWould(t *testing.T) {
 	d := newDoor(t)
-	_, s := begin(t, Options{Topology: topology(d.cell("u/a")), Roots: roots(d)})
+	prober, s := begin(t, Options{Topology: topology(d.cell("u/a")), Roots: roots(d)})
 	eventually(t, "three good looks", func() bool { p, n := s.get("u/a|"); return n >= 3 && p.OK })
-	p, n := s.get("u/a|")
+	p, _ := s.get("u/a|")
 	if p.From != "e" || p.Latency <= 0 || p.Form != report.Form {
 		t.Fatalf("%+v", p)
 	}
 	if r := d.last.Load(); r.Host != host || r.URL.Path != ReadyPath {
 		t.Fatalf("asked for %s%s", r.Host, r.URL.Path)
 	}
-	if int(d.conns.Load()) < n {
-		t.Fatalf("%d connections for %d looks: a look must make its own handshake", d.conns.Load(), n)
+	if looks, conns := prober.looks(true), int(d.conns.Load()); looks < 3 || conns < looks {
+		t.Fatalf("%d connections for %d looks: a look must make its own handshake", conns, looks)
 	}
 	d.status.Store(503)
 	eventually(t, "not ready is seen", func() bool { p, _ := s.get("u/a|"); return !p.OK && strings.Contains(p.Why, "status 503") })
@@ -172,9 +191,13 @@ func TestWhatFailsIsSaidInWords(t *testing.T) {
 	for key, want := range map[string]string{"s/a|": "https: no answer in time", "c/a|": "https: connection refused", "p/a|": "https: ", "h/a|": "http: connection refused"} {
 		eventually(t, key+" says "+want, func() bool { p, n := s.get(key); return n > 0 && !p.OK && strings.Contains(p.Why, want) })
 	}
-	_, slow := s.get("s/a|")
-	if p, n := s.get("g/a|"); !p.OK || n < slow {
-		t.Fatalf("%d looks at the good cell, %d at the silent one", n, slow)
+	if p, _ := s.get("g/a|"); !p.OK {
+		t.Fatalf("the good cell suffers: %+v", p)
+	}
+	before, began := good.conns.Load(), time.Now()
+	eventually(t, "the good cell is looked at at its own pace", func() bool { return good.conns.Load() >= before+20 })
+	if pace := time.Since(began); pace > 1500*time.Millisecond { // in lockstep with the silent one: 10 rounds of 200 ms
+		t.Fatalf("20 looks at two cells took %v", pace)
 	}
 }
 
