@@ -18,7 +18,7 @@ const auditForm = 1
 // audit is the op that records a change; it belongs into the commit of the change itself.
 func (c *Controller) audit(a AuditEntry) store.Op {
 	a.Form, a.At, a.Region = auditForm, c.opt.Now().UTC(), string(c.opt.Region)
-	return store.Put(keyAudit(a.At.UnixNano(), string(c.opt.ID)), encode(a))
+	return store.Put(store.KeyAudit(a.At.UnixNano(), string(c.opt.ID)), encode(a))
 }
 
 func (c *Controller) getAudit(r *call) (any, error) {
@@ -30,7 +30,7 @@ func (c *Controller) getAudit(r *call) (any, error) {
 		}
 		limit = n
 	}
-	entries, _, err := c.opt.Global.List(r.Context(), auditPrefix)
+	entries, _, err := c.opt.Global.List(r.Context(), store.PrefixAudit)
 	if err != nil {
 		return nil, err
 	}

@@ -66,7 +66,7 @@ type Controller struct {
 	intent *mirror // of the global store
 	copied *mirror // of the region's store
 
-	globalBlobs, regionalBlobs blobs
+	globalBlobs, regionalBlobs *store.Blobs
 
 	board    *fleet.Board
 	evidence *fleet.Evidence
@@ -93,8 +93,8 @@ func New(o Options) (*Controller, error) {
 	}
 	c := &Controller{
 		opt: o, log: o.Log,
-		intent: newMirror(intentPrefix), copied: newMirror(copyPrefix),
-		globalBlobs: blobs{o.Global}, regionalBlobs: blobs{o.Regional},
+		intent: newMirror(store.PrefixIntent), copied: newMirror(store.PrefixCopy),
+		globalBlobs: store.NewBlobs(o.Global), regionalBlobs: store.NewBlobs(o.Regional),
 		board: fleet.NewBoard(), evidence: fleet.NewEvidence(o.Region, o.Now),
 		publishing: make(chan struct{}, maxPublishing),
 		posted:     map[fleet.Kind][]byte{},

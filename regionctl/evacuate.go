@@ -34,15 +34,15 @@ type orders struct {
 }
 
 func (c *Controller) orders(ctx context.Context) (*orders, error) {
-	guard, err := c.opt.Global.Get(ctx, keyGuard)
+	guard, err := c.opt.Global.Get(ctx, store.KeyGuard)
 	if err != nil && !isAbsent(err) {
 		return nil, fmt.Errorf("regionctl: read the evacuations: %w", err)
 	}
-	entries, _, err := c.opt.Global.List(ctx, evacuationPrefix)
+	entries, _, err := c.opt.Global.List(ctx, store.PrefixEvacuations)
 	if err != nil {
 		return nil, fmt.Errorf("regionctl: read the evacuations: %w", err)
 	}
-	o := &orders{all: map[cells.CellID]cells.Evacuation{}, at: map[cells.CellID]store.Entry{}, guard: store.Entry{Key: keyGuard, Modified: guard.Modified}}
+	o := &orders{all: map[cells.CellID]cells.Evacuation{}, at: map[cells.CellID]store.Entry{}, guard: store.Entry{Key: store.KeyGuard, Modified: guard.Modified}}
 	for _, e := range entries {
 		var ev cells.Evacuation
 		if err := json.Unmarshal(e.Value, &ev); err != nil {
@@ -67,9 +67,9 @@ func (o *orders) list() []cells.Evacuation {
 
 // store commits changed orders if no order changed since they were read.
 func (c *Controller) storeOrders(ctx context.Context, o *orders, changed []cells.Evacuation, conds []store.Cond, audit AuditEntry) error {
-	ops := []store.Op{store.Put(keyGuard, []byte(`{"form":1}`)), c.audit(audit)}
+	ops := []store.Op{store.Put(store.KeyGuard, []byte(`{"form":1}`)), c.audit(audit)}
 	for _, ev := range changed {
-		ops = append(ops, store.Put(keyEvacuation(ev.Cell), encode(ev)))
+		ops = append(ops, store.Put(store.KeyEvacuation(ev.Cell), encode(ev)))
 	}
 	rev, err := c.opt.Global.Commit(ctx, append(conds, store.Unchanged(o.guard)), ops)
 	if err == nil {
@@ -188,7 +188,7 @@ func (c *Controller) judgeOrders(ctx context.Context, o *orders, ids []cells.Cel
 	if err := c.lastCell(o, ids, order.Started); err != nil {
 		return nil, err
 	}
-	state, _, err := load[steer.State](ctx, c.opt.Global, keySteering)
+	state, _, err := load[steer.State](ctx, c.opt.Global, store.KeySteering)
 	if err != nil {
 		return nil, err
 	}
@@ -324,20 +324,20 @@ func (t *term) tend(ctx context.Context, id cells.CellID, now time.Time) error {
 		return err
 	}
 	ev, ok := o.all[id]
-	conds := []store.Cond{t.cond, store.Unchanged(o.guard)}
+	conds := []store.Cond{t.Fence(), store.Unchanged(o.guard)}
 	switch {
 	case !ok || ev.Standing(now):
 		return nil
 	case ev.Restored.IsZero():
 		ev.Restored = ev.Expires
 		audit := AuditEntry{Who: "leader", What: "evacuation expired", On: string(id), Why: ev.Reason, Before: "ordered by " + ev.By}
-		if err := t.storeOrders(ctx, o, []cells.Evacuation{ev}, []store.Cond{t.cond}, audit); err != nil {
+		if err := t.storeOrders(ctx, o, []cells.Evacuation{ev}, []store.Cond{t.Fence()}, audit); err != nil {
 			return err
 		}
 		t.log.Warn("ALARM: an evacuation expired and its cell takes clients again", "cell", string(id), "reason", ev.Reason, "by", ev.By)
 		return nil
 	case ev.State(now, t.opt.Ramp) == cells.Active:
-		_, err := t.opt.Global.Commit(ctx, conds, []store.Op{store.Delete(keyEvacuation(id)), store.Put(keyGuard, []byte(`{"form":1}`))})
+		_, err := t.opt.Global.Commit(ctx, conds, []store.Op{store.Delete(store.KeyEvacuation(id)), store.Put(store.KeyGuard, []byte(`{"form":1}`))})
 		if err == nil {
 			t.log.Info("cell is fully back", "cell", string(id))
 		}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -21,91 +20,56 @@ type leaderRecord struct {
 	Form   int            `json:"form"`
 	ID     cells.NodeID   `json:"id"`
 	Region cells.RegionID `json:"region"`
-	Since  time.Time      `json:"since"`
 }
 
-// term is one controller's time as leader. Every write of it is conditional on the leader key being as it was put,
-// so a leader that has lost its office without noticing changes nothing.
+// term is one controller's time as leader. Every write of it is conditional on the term, so a leader that has lost its
+// office without noticing changes nothing.
 type term struct {
 	*Controller
-	epoch    uint64
-	cond     store.Cond
+	*store.Term
 	stepping stepping // written by: the steering loop
 	rolling  rolling  // written by: the rollout loop
 }
 
 // campaign stands for election until ctx ends.
 func (c *Controller) campaign(ctx context.Context) error {
-	for ctx.Err() == nil {
-		if err := c.vacancy(ctx); err != nil {
-			return nil // ctx ended
-		}
-		if err := c.serveTerm(ctx); err != nil && ctx.Err() == nil {
-			c.log.Warn("not leading", "err", err)
-		}
-		sleep(ctx, 200*time.Millisecond+rand.N(300*time.Millisecond))
+	if !c.synced(ctx) {
+		return nil
 	}
-	return nil
+	candidacy := store.Candidacy{
+		Key: store.KeyLeader, TTL: leaseTTL,
+		Value:  encode(leaderRecord{Form: recordForm, ID: c.opt.ID, Region: c.opt.Region}),
+		Failed: func(err error) { c.log.Warn("not leading", "err", err) },
+	}
+	return store.Campaign(ctx, c.opt.Global, candidacy, func(ctx context.Context, t *store.Term) error {
+		c.intent.see(ctx, store.Revision(t.Epoch))
+		return (&term{Controller: c, Term: t}).lead(ctx)
+	})
 }
 
-// vacancy waits until nobody leads.
-func (c *Controller) vacancy(ctx context.Context) error {
-	for {
+// synced waits until the intent was seen whole, so that nobody leads blindly; false when ctx ended before.
+func (c *Controller) synced(ctx context.Context) bool {
+	for !c.intent.ready() {
 		next := c.intent.next()
-		if _, taken := c.intent.get(keyLeader); !taken && c.intent.ready() {
-			return nil
+		if c.intent.ready() {
+			break
 		}
 		select {
 		case <-next:
 		case <-ctx.Done():
-			return ctx.Err()
+			return false
 		}
 	}
-}
-
-// serveTerm tries to be elected and leads until the lease is lost.
-func (c *Controller) serveTerm(ctx context.Context) error {
-	short, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	lease, err := c.opt.Global.Lease(short, leaseTTL)
-	if err != nil {
-		return fmt.Errorf("regionctl: lease: %w", err)
-	}
-	defer func() { // also ends a candidacy whose outcome is unknown
-		bye, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
-		defer cancel()
-		_ = lease.Release(bye) // it expires by itself otherwise
-	}()
-	put := store.Put(keyLeader, encode(leaderRecord{Form: recordForm, ID: c.opt.ID, Region: c.opt.Region, Since: c.opt.Now().UTC()}))
-	put.Lease = lease
-	rev, err := c.opt.Global.Commit(short, []store.Cond{store.Absent(keyLeader)}, []store.Op{put})
-	if errors.Is(err, store.ErrConflict) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("regionctl: election: %w", err)
-	}
-	t := &term{Controller: c, epoch: uint64(rev), cond: store.Cond{Key: keyLeader, Modified: rev}}
-	ctx, end := context.WithCancel(ctx)
-	defer end()
-	go func() {
-		select {
-		case <-lease.Done():
-			end()
-		case <-ctx.Done():
-		}
-	}()
-	c.intent.see(ctx, rev)
-	return t.lead(ctx)
+	return true
 }
 
 // lead does the leader's work until ctx ends.
 func (t *term) lead(ctx context.Context) error {
-	t.log.Info("leading the world", "epoch", t.epoch)
+	t.log.Info("leading the world", "epoch", t.Epoch)
 	t.leading.Store(true)
 	defer func() {
 		t.leading.Store(false)
-		t.log.Info("no longer leading", "epoch", t.epoch)
+		t.log.Info("no longer leading", "epoch", t.Epoch)
 	}()
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return t.every(ctx, time.Second, "rollout", t.stepRollout) })
@@ -148,8 +112,8 @@ var errDeposed = errors.New("regionctl: another controller leads")
 func (t *term) inOffice(ctx context.Context) error {
 	short, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	e, err := t.opt.Global.Get(short, keyLeader)
-	if isAbsent(err) || err == nil && e.Modified != t.cond.Modified {
+	e, err := t.opt.Global.Get(short, store.KeyLeader)
+	if isAbsent(err) || err == nil && e.Modified != t.Fence().Modified {
 		return errDeposed
 	}
 	return nil
@@ -159,7 +123,7 @@ func (t *term) inOffice(ctx context.Context) error {
 func (t *term) commit(ctx context.Context, conds []store.Cond, ops []store.Op) (store.Revision, error) {
 	short, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	rev, err := t.opt.Global.Commit(short, append([]store.Cond{t.cond}, conds...), ops)
+	rev, err := t.Commit(short, conds, ops)
 	if err == nil {
 		t.intent.see(short, rev)
 	}
@@ -168,8 +132,8 @@ func (t *term) commit(ctx context.Context, conds []store.Cond, ops []store.Op) (
 
 // trimHistory forgets the oldest audit entries, plans and rollouts beyond their bounds.
 func (t *term) trimHistory(ctx context.Context) error {
-	for prefix, keep := range map[string]int{auditPrefix: maxAudit, planPrefix: keepPlans, rolloutPrefix: keepRollouts} {
-		if err := trim(ctx, t.opt.Global, prefix, keep, t.cond); err != nil {
+	for prefix, keep := range map[string]int{store.PrefixAudit: maxAudit, store.PrefixPlans: keepPlans, store.PrefixRollouts: keepRollouts} {
+		if err := trim(ctx, t.opt.Global, prefix, keep, t.Fence()); err != nil {
 			return fmt.Errorf("regionctl: trim %s: %w", prefix, err)
 		}
 	}
@@ -178,7 +142,7 @@ func (t *term) trimHistory(ctx context.Context) error {
 
 // leader is who leads, as far as this controller knows.
 func (c *Controller) leader() (leaderRecord, bool) {
-	l, _, ok := read[leaderRecord](c.intent, keyLeader)
+	l, _, ok := read[leaderRecord](c.intent, store.KeyLeader)
 	return l, ok
 }
 

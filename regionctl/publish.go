@@ -12,6 +12,7 @@ import (
 
 	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/snapshot"
+	"github.com/cellgate/cellgate/store"
 )
 
 const maxFiles = 10_000
@@ -271,7 +272,7 @@ func (c *Controller) known(ctx context.Context, word string) (*versionRecord, er
 	if n == 0 {
 		return nil, notFound("nothing has been published yet")
 	}
-	if rec, _, ok := read[versionRecord](c.intent, keyVersion(n)); ok {
+	if rec, _, ok := read[versionRecord](c.intent, store.KeyVersion(n)); ok {
 		return &rec, nil
 	}
 	rec, _, err := c.version(ctx, n)

@@ -15,8 +15,8 @@ type reach struct{ lost atomic.Bool }
 // watchReach asks both stores every two seconds, for status and for clear words in the log.
 func (c *Controller) watchReach(ctx context.Context) error {
 	for {
-		c.ask(ctx, "global", c.opt.Global, keyHead, &c.globalSeen)
-		c.ask(ctx, "regional", c.opt.Regional, keyCopyOwn, &c.regionalSeen)
+		c.ask(ctx, "global", c.opt.Global, store.KeyHead, &c.globalSeen)
+		c.ask(ctx, "regional", c.opt.Regional, store.KeyCopyTarget, &c.regionalSeen)
 		if !sleep(ctx, 2*time.Second) {
 			return nil
 		}

@@ -56,13 +56,13 @@ func (c *Controller) copyIntent(ctx context.Context) error {
 	if !c.intent.ready() || !c.copied.ready() {
 		return nil
 	}
-	if e, ok := c.intent.get(keyTarget(c.opt.Region)); ok {
+	if e, ok := c.intent.get(store.KeyTarget(c.opt.Region)); ok {
 		if err := c.copyTarget(ctx, e.Value); err != nil {
 			return err
 		}
 	}
-	if e, ok := c.intent.get(keyPlan); ok {
-		if err := c.copyValue(ctx, keyCopyPlan, e.Value, planOrder); err != nil {
+	if e, ok := c.intent.get(store.KeyPlan); ok {
+		if err := c.copyValue(ctx, store.KeyCopyPlan, e.Value, planOrder); err != nil {
 			return err
 		}
 	}
@@ -70,12 +70,12 @@ func (c *Controller) copyIntent(ctx context.Context) error {
 	if evacs == nil {
 		evacs = []cells.Evacuation{}
 	}
-	return c.copyValue(ctx, keyCopyEvacs, encode(evacs), nil)
+	return c.copyValue(ctx, store.KeyCopyEvacuees, encode(evacs), nil)
 }
 
 // copyTarget copies the blobs of every version of the target, then the target.
 func (c *Controller) copyTarget(ctx context.Context, envelope []byte) error {
-	if have, ok := c.copied.get(keyCopyOwn); ok && string(have.Value) == string(envelope) {
+	if have, ok := c.copied.get(store.KeyCopyTarget); ok && string(have.Value) == string(envelope) {
 		return nil
 	}
 	target, err := c.target(envelope)
@@ -90,7 +90,7 @@ func (c *Controller) copyTarget(ctx context.Context, envelope []byte) error {
 			return fmt.Errorf("regionctl: copy version %d: %w", v.Number, err)
 		}
 	}
-	return c.copyValue(ctx, keyCopyOwn, envelope, targetOrder)
+	return c.copyValue(ctx, store.KeyCopyTarget, envelope, targetOrder)
 }
 
 func versionsOf(t *rollout.Target) []rollout.Version {
@@ -199,14 +199,14 @@ func planOrder(c *Controller, envelope []byte) (fleet.Mail, error) {
 
 // postCopy shows the region's processes what the region's copy says; without a regional store, what the mirrored global one says.
 func (c *Controller) postCopy() error {
-	if e, ok := c.own(keyCopyOwn, keyTarget(c.opt.Region)); ok {
+	if e, ok := c.own(store.KeyCopyTarget, store.KeyTarget(c.opt.Region)); ok {
 		m, err := targetOrder(c, e)
 		if err != nil {
 			return err
 		}
 		c.board.PostTarget(c.opt.Region, m)
 	}
-	if e, ok := c.own(keyCopyPlan, keyPlan); ok {
+	if e, ok := c.own(store.KeyCopyPlan, store.KeyPlan); ok {
 		m, err := planOrder(c, e)
 		if err != nil {
 			return err
@@ -232,7 +232,7 @@ func (c *Controller) own(copied, original string) ([]byte, bool) {
 func (c *Controller) postOverrides() error {
 	evacs := c.evacuations()
 	if !c.intent.ready() {
-		evacs, _, _ = read[[]cells.Evacuation](c.copied, keyCopyEvacs)
+		evacs, _, _ = read[[]cells.Evacuation](c.copied, store.KeyCopyEvacuees)
 	}
 	standing := []cells.Evacuation{}
 	for _, e := range evacs {
@@ -265,7 +265,7 @@ func (c *Controller) postSigned(kind fleet.Kind, envelopeKind string, v any) err
 // postForeign shows the targets of the other regions, for their nodes that attach here while their own controller is away.
 func (c *Controller) postForeign() error {
 	for _, r := range c.opt.Topology.Regions {
-		e, ok := c.intent.get(keyTarget(r.ID))
+		e, ok := c.intent.get(store.KeyTarget(r.ID))
 		if !ok || r.ID == c.opt.Region {
 			continue
 		}

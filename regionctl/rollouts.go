@@ -64,9 +64,9 @@ func (t *term) refreshRollout(ctx context.Context) error {
 
 // rolloutState reads the state from the store; before the first publication it is the zero value.
 func (c *Controller) rolloutState(ctx context.Context) (rollout.State, store.Entry, error) {
-	e, err := c.opt.Global.Get(ctx, keyRollout)
+	e, err := c.opt.Global.Get(ctx, store.KeyRollout)
 	if isAbsent(err) {
-		return rollout.State{}, store.Entry{Key: keyRollout}, nil
+		return rollout.State{}, store.Entry{Key: store.KeyRollout}, nil
 	}
 	if err != nil {
 		return rollout.State{}, e, fmt.Errorf("regionctl: read the rollout: %w", err)
@@ -90,7 +90,7 @@ func (c *Controller) unrolled(s rollout.State) (versionRecord, bool) {
 	if n <= latest(s) {
 		return versionRecord{}, false
 	}
-	rec, _, ok := read[versionRecord](c.intent, keyVersion(n))
+	rec, _, ok := read[versionRecord](c.intent, store.KeyVersion(n))
 	return rec, ok
 }
 
@@ -131,7 +131,7 @@ func (t *term) storeRollout(ctx context.Context, next rollout.State, now time.Ti
 		return err
 	}
 	t.logDecisions(t.rolling.state, next)
-	t.rolling = rolling{state: next, at: store.Entry{Key: keyRollout, Modified: rev}, saved: now}
+	t.rolling = rolling{state: next, at: store.Entry{Key: store.KeyRollout, Modified: rev}, saved: now}
 	return nil
 }
 
@@ -141,9 +141,9 @@ func rolloutOps(s rollout.State) ([]store.Op, error) {
 	if err != nil {
 		return nil, err
 	}
-	ops := []store.Op{store.Put(keyRollout, raw)}
+	ops := []store.Op{store.Put(store.KeyRollout, raw)}
 	if s.Version.Number > 0 {
-		ops = append(ops, store.Put(keyPastRollout(s.Version.Number), encode(describeRollout(s))))
+		ops = append(ops, store.Put(store.KeyPastRollout(s.Version.Number), encode(describeRollout(s))))
 	}
 	return ops, nil
 }
@@ -178,7 +178,7 @@ func (t *term) allocate(ctx context.Context) error {
 		},
 		meta:  snapshot.Meta{Author: "rollout", Message: want.Message, RollbackOf: rec.Manifest.Number},
 		audit: AuditEntry{Who: "rollout", What: "rollback", Why: want.Message},
-		conds: []store.Cond{t.cond, store.Unchanged(t.rolling.at)},
+		conds: []store.Cond{t.Fence(), store.Unchanged(t.rolling.at)},
 		ops: func(rec *versionRecord) (ops []store.Op, err error) {
 			if next, err = t.rolling.state.Allocated(rec.pointer(), t.opt.Now().UTC()); err != nil {
 				return nil, err
@@ -200,8 +200,8 @@ func (t *term) allocate(ctx context.Context) error {
 // writeTargets tells every region whose target says something else than the stored state.
 func (t *term) writeTargets(ctx context.Context) error {
 	var ops []store.Op
-	for _, target := range t.rolling.state.Targets(t.opt.Topology, t.epoch) {
-		if e, ok := t.intent.get(keyTarget(target.Region)); ok {
+	for _, target := range t.rolling.state.Targets(t.opt.Topology, t.Epoch) {
+		if e, ok := t.intent.get(store.KeyTarget(target.Region)); ok {
 			if have, err := t.target(e.Value); err == nil && sameTarget(have, &target) {
 				continue
 			}
@@ -210,7 +210,7 @@ func (t *term) writeTargets(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		ops = append(ops, store.Put(keyTarget(target.Region), envelope))
+		ops = append(ops, store.Put(store.KeyTarget(target.Region), envelope))
 	}
 	if len(ops) == 0 {
 		return nil
@@ -226,7 +226,7 @@ func sameTarget(a, b *rollout.Target) bool {
 
 // mirroredRollout is the state as this controller last saw it.
 func (c *Controller) mirroredRollout() rollout.State {
-	e, ok := c.intent.get(keyRollout)
+	e, ok := c.intent.get(store.KeyRollout)
 	if !ok {
 		return rollout.State{}
 	}
@@ -283,7 +283,7 @@ func (c *Controller) versionStatus(rec *versionRecord) string {
 	case n == s.Stable.Number:
 		return "canary"
 	}
-	if d, _, ok := read[RolloutStatus](c.intent, keyPastRollout(n)); ok {
+	if d, _, ok := read[RolloutStatus](c.intent, store.KeyPastRollout(n)); ok {
 		switch rollout.Phase(d.State) {
 		case rollout.RollingBack, rollout.RolledBack, rollout.Aborted:
 			return "rolled_back"
@@ -303,7 +303,7 @@ func (c *Controller) rolloutWarnings(ids []cells.CellID) []string {
 
 func (c *Controller) getRollouts(*call) (any, error) {
 	out := []RolloutStatus{}
-	for _, e := range slices.Backward(c.intent.list(rolloutPrefix)) {
+	for _, e := range slices.Backward(c.intent.list(store.PrefixRollouts)) {
 		var d RolloutStatus
 		if json.Unmarshal(e.Value, &d) == nil {
 			out = append(out, d)
@@ -324,7 +324,7 @@ func (c *Controller) getRollout(r *call) (any, error) {
 	if err != nil {
 		return nil, badRequest("%q is no version number", word)
 	}
-	d, _, ok := read[RolloutStatus](c.intent, keyPastRollout(n))
+	d, _, ok := read[RolloutStatus](c.intent, store.KeyPastRollout(n))
 	if !ok {
 		return nil, notFound("no rollout of version %d", n)
 	}

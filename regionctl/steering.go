@@ -32,7 +32,7 @@ func (t *term) steer(ctx context.Context) error {
 	var last uint64
 	return t.every(ctx, 200*time.Millisecond, "steering", func(ctx context.Context) error {
 		now := t.opt.Now()
-		in, err := t.steerInputs(ctx, t.epoch, now)
+		in, err := t.steerInputs(ctx, t.Epoch, now)
 		if err != nil {
 			return err
 		}
@@ -72,7 +72,7 @@ func (t *term) stepPlan(ctx context.Context, in steer.Inputs, now time.Time, sav
 	if err != nil {
 		return false, err
 	}
-	if t.stepping.epoch == t.epoch && t.stepping.at == at.Modified {
+	if t.stepping.epoch == t.Epoch && t.stepping.at == at.Modified {
 		state = t.stepping.state // what was not worth storing since
 	}
 	next := steer.Step(state, in, now)
@@ -81,22 +81,22 @@ func (t *term) stepPlan(ctx context.Context, in steer.Inputs, now time.Time, sav
 		t.log.Warn("steering keeps the old plan", "why", next.Refused)
 	}
 	if !changed && !save && sameCells(state, next) {
-		t.stepping = stepping{epoch: t.epoch, at: at.Modified, state: next}
+		t.stepping = stepping{epoch: t.Epoch, at: at.Modified, state: next}
 		return false, nil
 	}
-	ops := []store.Op{store.Put(keySteering, encode(next))}
+	ops := []store.Op{store.Put(store.KeySteering, encode(next))}
 	if changed {
 		envelope, err := t.opt.Signer.Sign(trust.KindPlan, encode(next.Plan))
 		if err != nil {
 			return false, err
 		}
-		ops = append(ops, store.Put(keyPlan, envelope), store.Put(keyPastPlan(next.Plan.Epoch, next.Plan.Number), envelope))
+		ops = append(ops, store.Put(store.KeyPlan, envelope), store.Put(store.KeyPastPlan(next.Plan.Epoch, next.Plan.Number), envelope))
 	}
-	rev, err := t.commit(ctx, []store.Cond{{Key: keySteering, Modified: at.Modified}}, ops)
+	rev, err := t.commit(ctx, []store.Cond{{Key: store.KeySteering, Modified: at.Modified}}, ops)
 	if err != nil {
 		return false, err
 	}
-	t.stepping = stepping{epoch: t.epoch, at: rev, state: next}
+	t.stepping = stepping{epoch: t.Epoch, at: rev, state: next}
 	if changed {
 		t.log.Info("plan published", "epoch", next.Plan.Epoch, "number", next.Plan.Number, "unplaced", len(next.Plan.Unplaced), "all_down", next.Plan.AllDown)
 	}
@@ -113,7 +113,7 @@ type stepping struct {
 func (t *term) steerState(ctx context.Context) (steer.State, store.Entry, error) {
 	short, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	return load[steer.State](short, t.opt.Global, keySteering)
+	return load[steer.State](short, t.opt.Global, store.KeySteering)
 }
 
 // sameCells says whether what is remembered of each cell is the same, but for figures made for people.
@@ -169,7 +169,7 @@ func (c *Controller) load(now time.Time) map[cells.CellID]steer.CellLoad {
 // evacuations lists the mirrored orders.
 func (c *Controller) evacuations() []cells.Evacuation {
 	var out []cells.Evacuation
-	for _, e := range c.intent.list(evacuationPrefix) {
+	for _, e := range c.intent.list(store.PrefixEvacuations) {
 		var ev cells.Evacuation
 		if json.Unmarshal(e.Value, &ev) == nil {
 			out = append(out, ev)
@@ -234,7 +234,7 @@ func (c *Controller) tenants(ctx context.Context, number uint64) ([]snapshot.Ten
 	}
 	short, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	rec, _, ok := read[versionRecord](c.intent, keyVersion(number))
+	rec, _, ok := read[versionRecord](c.intent, store.KeyVersion(number))
 	if !ok {
 		return nil, fmt.Errorf("regionctl: version %d is not known yet", number)
 	}
@@ -255,7 +255,7 @@ func (c *Controller) plan() (steer.Plan, bool) {
 	for _, from := range []struct {
 		m   *mirror
 		key string
-	}{{c.intent, keyPlan}, {c.copied, keyCopyPlan}} {
+	}{{c.intent, store.KeyPlan}, {c.copied, store.KeyCopyPlan}} {
 		e, ok := from.m.get(from.key)
 		if !ok {
 			continue

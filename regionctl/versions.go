@@ -62,7 +62,7 @@ const maxContest = 20
 // publish gives the content the next number. Two publishers never share one: the head is moved by compare-and-set.
 func (c *Controller) publish(ctx context.Context, p publication) (*versionRecord, error) {
 	for range maxContest {
-		h, at, err := load[head](ctx, c.opt.Global, keyHead)
+		h, at, err := load[head](ctx, c.opt.Global, store.KeyHead)
 		if err != nil {
 			return nil, err
 		}
@@ -103,8 +103,8 @@ func (c *Controller) attempt(ctx context.Context, p publication, h head, at stor
 	p.audit.On = fmt.Sprintf("version %d", p.meta.Number)
 	p.audit.Before, p.audit.After = string(oldRec.Manifest.Checksum), string(snap.Manifest.Checksum)
 	ops := []store.Op{
-		store.Put(keyHead, encode(head{Form: recordForm, Number: p.meta.Number})),
-		store.Put(keyVersion(p.meta.Number), encode(rec)),
+		store.Put(store.KeyHead, encode(head{Form: recordForm, Number: p.meta.Number})),
+		store.Put(store.KeyVersion(p.meta.Number), encode(rec)),
 		c.audit(p.audit),
 	}
 	if p.ops != nil {
@@ -114,7 +114,7 @@ func (c *Controller) attempt(ctx context.Context, p publication, h head, at stor
 		}
 		ops = append(ops, more...)
 	}
-	conds := append([]store.Cond{{Key: keyHead, Modified: at.Modified}, store.Absent(keyVersion(p.meta.Number))}, p.conds...)
+	conds := append([]store.Cond{{Key: store.KeyHead, Modified: at.Modified}, store.Absent(store.KeyVersion(p.meta.Number))}, p.conds...)
 	rev, err := c.opt.Global.Commit(ctx, conds, ops)
 	if err != nil {
 		return nil, err
@@ -166,7 +166,7 @@ func (c *Controller) deposit(ctx context.Context, snap *snapshot.Snapshot) (*ver
 
 // version reads the record of a number from the global store.
 func (c *Controller) version(ctx context.Context, n uint64) (*versionRecord, store.Entry, error) {
-	rec, e, err := load[versionRecord](ctx, c.opt.Global, keyVersion(n))
+	rec, e, err := load[versionRecord](ctx, c.opt.Global, store.KeyVersion(n))
 	if err == nil && e.Modified == 0 {
 		err = notFound("no version %d", n)
 	}
@@ -232,7 +232,7 @@ func (c *Controller) blob(ctx context.Context, digest string) ([]byte, error) {
 // records lists the mirrored versions, oldest first.
 func (c *Controller) records() []versionRecord {
 	var out []versionRecord
-	for _, e := range c.intent.list(versionPrefix) {
+	for _, e := range c.intent.list(store.PrefixVersions) {
 		var v versionRecord
 		if json.Unmarshal(e.Value, &v) == nil && v.Manifest.Number > 0 {
 			out = append(out, v)
@@ -243,6 +243,6 @@ func (c *Controller) records() []versionRecord {
 
 // headNumber is the newest published number that this controller knows.
 func (c *Controller) headNumber() uint64 {
-	h, _, _ := read[head](c.intent, keyHead)
+	h, _, _ := read[head](c.intent, store.KeyHead)
 	return h.Number
 }
