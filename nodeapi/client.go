@@ -60,7 +60,7 @@ type timing struct {
 	dial       time.Duration // one controller's time to connect and answer
 	pulseEvery time.Duration // how often a live connection must prove itself
 	pulseLimit time.Duration // how long one proof may take
-	prefer     time.Duration // how often better controllers are tried, ± 50%
+	prefer     time.Duration // how often better controllers are tried in the long run, ± 50%
 	steady     time.Duration // a session this long resets the backoff
 	backoff    time.Duration // first wait
 	backoffMax time.Duration
@@ -75,7 +75,7 @@ func defaultTiming() timing {
 		prefer:     10 * time.Second,
 		steady:     10 * time.Second,
 		backoff:    100 * time.Millisecond,
-		backoffMax: 4 * time.Second,
+		backoffMax: 1500 * time.Millisecond,
 	}
 }
 

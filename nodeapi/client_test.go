@@ -159,6 +159,11 @@ func brisk() timing {
 // attach runs a client until the test ends.
 func attach(t *testing.T, opt Options) *Client {
 	t.Helper()
+	return attachAt(t, opt, brisk())
+}
+
+func attachAt(t *testing.T, opt Options, pace timing) *Client {
+	t.Helper()
 	if opt.Hello == nil {
 		opt.Hello = func() *Hello { return &Hello{Boot: "b", TargetNumber: 7} }
 	}
@@ -166,7 +171,7 @@ func attach(t *testing.T, opt Options) *Client {
 		opt.Receive = func(*Down) {}
 	}
 	c := NewClient(opt)
-	c.timing = brisk()
+	c.timing = pace
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- c.Run(ctx) }()
@@ -479,4 +484,18 @@ func TestRunRefusesIncompleteOptions(t *testing.T) {
 	if err := NewClient(Options{}).Run(t.Context()); err == nil {
 		t.Fatal("ran without anything")
 	}
+}
+
+// A herd that loses its controller is back soon after it, and nothing is left over from the attempts.
+func TestAHerdComesBack(t *testing.T) {
+	tc := identity(t)
+	srv := start(t, tc, "")
+	const herd = 40
+	for range herd {
+		attachAt(t, Options{Controllers: []string{srv.addr}, TLS: tc}, defaultTiming())
+	}
+	eventually(t, "all attached", func() bool { return srv.attached.Load() == herd })
+	srv.server.Stop()
+	srv = start(t, tc, srv.addr)
+	eventually(t, "all back", func() bool { return srv.attached.Load() == herd })
 }

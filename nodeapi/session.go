@@ -151,9 +151,10 @@ func (c *Client) watch(ctx context.Context, conn *grpc.ClientConn) error {
 	return ctx.Err()
 }
 
-// seek tries the controllers before index until one answers; it gives nil when ctx ends.
+// seek tries the controllers before index until one answers; it gives nil when ctx ends. It begins quickly, since a world
+// that starts or a controller that restarts is back in a second or two.
 func (c *Client) seek(ctx context.Context, index int) (int, *grpc.ClientConn) {
-	for index > 0 && sleep(ctx, jitter(c.timing.prefer, 0.5)) {
+	for wait := c.timing.prefer / 8; index > 0 && sleep(ctx, jitter(wait, 0.5)); wait = min(wait*2, c.timing.prefer) {
 		for i := range index {
 			if conn, err := c.dial(ctx, c.opt.Controllers[i]); err == nil {
 				return i, conn
