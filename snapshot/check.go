@@ -51,20 +51,22 @@ func (d *decoder) nearest(to name) string {
 // route's auth wherever it is named. Two different ones are a problem. All kinds of today identify callers.
 func (d *decoder) identityPolicies(i int) {
 	r, s := &d.cfg.Routes[i], d.routes[i]
+	var unknown []string // defined elsewhere, or nowhere and reported
 	for _, id := range r.Policies {
-		if _, defined := d.ids[name{kindPolicy, id}]; !defined {
-			continue
-		}
-		if r.Auth != "" && r.Auth != id {
+		_, defined := d.ids[name{kindPolicy, id}]
+		switch {
+		case !defined:
+			unknown = append(unknown, id)
+		case r.Auth != "" && r.Auth != id:
 			d.add(problem.Problem{
 				File: s.file, Line: s.line, Path: s.path() + ".policies",
 				Message: fmt.Sprintf("policies %q and %q both identify the caller", r.Auth, id), Hint: "keep one of them",
 			})
-			continue
+		default:
+			r.Auth = id
 		}
-		r.Auth = id
 	}
-	r.Policies = nil
+	r.Policies = unknown
 }
 
 // conflicts reports routes that are equally specific for some request: neither of them would be the right one.

@@ -2,12 +2,14 @@ package snapshot
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"regexp"
 	"strconv"
 	"strings"
+	"unicode/utf16"
 	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
@@ -22,6 +24,9 @@ func (d *decoder) file(f File) {
 	data, ok := d.text(f.Data)
 	if !ok {
 		return
+	}
+	if json.Valid(data) {
+		data = yamlEscapes(data)
 	}
 	before := d.mark()
 	if chunks, ok := split(data); ok && d.chunks(chunks) {
@@ -45,6 +50,45 @@ func (d *decoder) text(data []byte) ([]byte, bool) {
 		return data, true
 	}
 	return nil, false
+}
+
+// yamlEscapes rewrites what JSON strings may hold and YAML's parser does not read: "\/" and surrogate pairs. Lines stay.
+func yamlEscapes(data []byte) []byte {
+	if !bytes.Contains(data, []byte(`\/`)) && !bytes.Contains(bytes.ToLower(data), []byte(`\ud`)) {
+		return data
+	}
+	out := make([]byte, 0, len(data))
+	for i := 0; i < len(data); i++ {
+		if data[i] != '\\' { // in valid JSON a backslash stands in a string, with something after it
+			out = append(out, data[i])
+			continue
+		}
+		next := data[i+1]
+		if r := surrogates(data[i:]); r != utf8.RuneError {
+			out = utf8.AppendRune(out, r)
+			i += 11
+			continue
+		}
+		if next != '/' {
+			out = append(out, '\\')
+		}
+		out = append(out, next)
+		i++
+	}
+	return out
+}
+
+// surrogates reads the pair of escapes at the head of s; RuneError when there is none.
+func surrogates(s []byte) rune {
+	if len(s) < 12 || s[1] != 'u' || s[6] != '\\' || s[7] != 'u' {
+		return utf8.RuneError
+	}
+	hi, err1 := strconv.ParseUint(string(s[2:6]), 16, 16)
+	lo, err2 := strconv.ParseUint(string(s[8:12]), 16, 16)
+	if err1 != nil || err2 != nil {
+		return utf8.RuneError
+	}
+	return utf16.DecodeRune(rune(hi), rune(lo))
 }
 
 func invalidLine(data []byte) int {

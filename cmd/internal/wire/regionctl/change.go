@@ -452,6 +452,7 @@ func explainCommand(w *where) *cobra.Command {
 	var out output
 	var headers []string
 	var version uint64
+	var local offline
 	cmd := &cobra.Command{
 		Use: "explain [METHOD] URL", Short: "Say which route takes a request, in the newest version or another",
 		Example: "  regionctl explain https://api.gw.test/v1/orders/7\n  regionctl explain POST https://api.gw.test/v1/orders -H 'x-api-version: 2' --version 41",
@@ -465,6 +466,13 @@ func explainCommand(w *where) *cobra.Command {
 				return err
 			}
 			req.Version = version
+			if len(local.documents) > 0 {
+				e, err := local.explain(cmd, req)
+				if err != nil {
+					return err
+				}
+				return out.print(cmd.OutOrStdout(), e, func(t *tabwriter.Writer) { explainedTable(t, e) })
+			}
 			c, err := w.client()
 			if err != nil {
 				return err
@@ -477,6 +485,7 @@ func explainCommand(w *where) *cobra.Command {
 		},
 	}
 	out.flags(cmd)
+	local.flags(cmd)
 	cmd.Flags().StringArrayVarP(&headers, "header", "H", nil, "request header, `NAME: VALUE`")
 	cmd.Flags().Uint64Var(&version, "version", 0, "version `N` (default the newest)")
 	return cmd
@@ -508,7 +517,9 @@ func explained(args, headers []string) (regionctl.ExplainRequest, error) {
 }
 
 func explainedTable(t *tabwriter.Writer, e regionctl.Explained) {
-	row(t, "VERSION", e.Version)
+	if e.Version != 0 {
+		row(t, "VERSION", e.Version)
+	}
 	row(t, "REQUEST", e.Method+" "+e.Host+e.Path)
 	row(t, "TENANT", dash(e.Tenant))
 	for _, c := range e.Considered {
@@ -516,6 +527,9 @@ func explainedTable(t *tabwriter.Writer, e regionctl.Explained) {
 	}
 	if e.Route == "" {
 		row(t, "ANSWER", fmt.Sprintf("%d %s", e.Status, e.Reason))
+		if e.Allow != "" {
+			row(t, "ALLOW", e.Allow)
+		}
 		return
 	}
 	row(t, "ROUTE", e.Route)

@@ -7,7 +7,7 @@ import "github.com/spf13/cobra"
 func addOnline(root, config *cobra.Command) {
 	w := &where{}
 	w.flags(root)
-	config.AddCommand(publishCommand(w), versionsCommand(w), showCommand(w), rollbackCommand(w))
+	config.AddCommand(publishCommand(w), versionsCommand(w), showCommand(w), rollbackCommand(w), explainCommand(w))
 	root.AddCommand(
 		publishCommand(w), versionsCommand(w), rollbackCommand(w), explainCommand(w),
 		statusCommand(w), rolloutCommand(w), cellsCommand(w), evacuateCommand(w), restoreCommand(w),

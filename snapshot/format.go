@@ -1,0 +1,242 @@
+package snapshot
+
+import (
+	"bytes"
+	"fmt"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/cellgate/cellgate/problem"
+)
+
+// The canonical document: keys in a fixed order, one item a line, what equals the default left out.
+type document struct {
+	Version   string        `yaml:"version"`
+	Routes    []docRoute    `yaml:"routes,omitempty"`
+	Upstreams []docUpstream `yaml:"upstreams,omitempty"`
+	Policies  []docPolicy   `yaml:"policies,omitempty"`
+	Plans     []docPlan     `yaml:"plans,omitempty"`
+	Consumers []docConsumer `yaml:"consumers,omitempty"`
+	Tenants   []docTenant   `yaml:"tenants,omitempty"`
+	Samples   []docSample   `yaml:"samples,omitempty"`
+}
+
+type docRoute struct {
+	ID       string     `yaml:"id"`
+	Match    docMatch   `yaml:"match,flow"`
+	Upstream string     `yaml:"upstream,omitempty"`
+	Split    []docShare `yaml:"split,omitempty"`
+	Sticky   string     `yaml:"sticky,omitempty"`
+	Auth     string     `yaml:"auth,omitempty"`
+	Policies []string   `yaml:"policies,omitempty,flow"`
+	Timeout  string     `yaml:"timeout,omitempty"`
+	Retry    *docRetry  `yaml:"retry,omitempty,flow"`
+	Limits   *docLimits `yaml:"limits,omitempty,flow"`
+	Priority string     `yaml:"priority,omitempty"`
+	Owner    string     `yaml:"owner,omitempty"`
+}
+
+type docMatch struct {
+	Host          string            `yaml:"host,omitempty"`
+	Path          string            `yaml:"path,omitempty"`
+	PathPrefix    string            `yaml:"path_prefix,omitempty"`
+	Methods       []string          `yaml:"methods,omitempty,flow"`
+	Headers       map[string]string `yaml:"headers,omitempty,flow"`
+	Query         map[string]string `yaml:"query,omitempty,flow"`
+	AllowCatchAll bool              `yaml:"allow_catch_all,omitempty"`
+}
+
+type docShare struct {
+	Upstream string `yaml:"upstream"`
+	Weight   uint32 `yaml:"weight"`
+}
+
+type docRetry struct {
+	Attempts   int      `yaml:"attempts"`
+	Conditions []string `yaml:"conditions,omitempty,flow"`
+}
+
+type docLimits struct {
+	Tenant string `yaml:"tenant,omitempty"`
+	User   string `yaml:"user,omitempty"`
+}
+
+type docUpstream struct {
+	ID        string        `yaml:"id"`
+	Endpoints []string      `yaml:"endpoints,omitempty"`
+	Discovery *docDiscovery `yaml:"discovery,omitempty,flow"`
+	Balance   string        `yaml:"balance,omitempty"`
+	Pool      *docPool      `yaml:"pool,omitempty,flow"`
+	TLS       any           `yaml:"tls,omitempty"`
+}
+
+type docDiscovery struct {
+	Consul string `yaml:"consul,omitempty"`
+	DNS    string `yaml:"dns,omitempty"`
+}
+
+type docPool struct {
+	MaxConnections int `yaml:"max_connections,omitempty"`
+	MaxPending     int `yaml:"max_pending,omitempty"`
+}
+
+type docTLS struct {
+	CA         string `yaml:"ca,omitempty"`
+	ServerName string `yaml:"server_name,omitempty"`
+	ClientCert string `yaml:"client_cert,omitempty"`
+}
+
+type docPolicy struct {
+	ID     string    `yaml:"id"`
+	JWT    *docJWT   `yaml:"jwt,omitempty"`
+	APIKey *struct{} `yaml:"api_key,omitempty,flow"`
+}
+
+type docJWT struct {
+	Issuer           string   `yaml:"issuer"`
+	Audience         string   `yaml:"audience"`
+	JWKS             string   `yaml:"jwks"`
+	Scopes           []string `yaml:"scopes,omitempty,flow"`
+	Algorithms       []string `yaml:"algorithms,omitempty,flow"`
+	ConsumerClaim    string   `yaml:"consumer_claim,omitempty"`
+	MaxTokenLifetime string   `yaml:"max_token_lifetime,omitempty"`
+}
+
+type docPlan struct {
+	ID          string `yaml:"id"`
+	RatePerSec  uint64 `yaml:"rate_per_sec,omitempty"`
+	QuotaPerDay uint64 `yaml:"quota_per_day,omitempty"`
+}
+
+type docConsumer struct {
+	ID           string   `yaml:"id"`
+	Plan         string   `yaml:"plan,omitempty"`
+	APIKeyHashes []string `yaml:"api_key_hashes,omitempty"`
+}
+
+type docTenant struct {
+	ID    string   `yaml:"id"`
+	Hosts []string `yaml:"hosts,omitempty,flow"`
+	Shard int      `yaml:"shard,omitempty"`
+	Class string   `yaml:"class,omitempty"`
+}
+
+type docSample struct {
+	Request docRequest `yaml:"request,flow"`
+	Expect  docExpect  `yaml:"expect,flow"`
+}
+
+type docRequest struct {
+	Method  string            `yaml:"method"`
+	URL     string            `yaml:"url"`
+	Headers map[string]string `yaml:"headers,omitempty"`
+}
+
+type docExpect struct {
+	Route    string `yaml:"route,omitempty"`
+	Upstream string `yaml:"upstream,omitempty"`
+	Status   int    `yaml:"status,omitempty"`
+}
+
+// Format writes the Config as one canonical document: decoding it gives an equal Config, formatting that the same bytes.
+func Format(c *Config) ([]byte, error) {
+	doc := document{Version: "v1"}
+	for i := range c.Routes {
+		doc.Routes = append(doc.Routes, formatRoute(&c.Routes[i]))
+	}
+	for i := range c.Upstreams {
+		doc.Upstreams = append(doc.Upstreams, formatUpstream(&c.Upstreams[i]))
+	}
+	for i := range c.Policies {
+		doc.Policies = append(doc.Policies, formatPolicy(&c.Policies[i]))
+	}
+	for _, p := range c.Plans {
+		doc.Plans = append(doc.Plans, docPlan(p))
+	}
+	for _, p := range c.Consumers {
+		doc.Consumers = append(doc.Consumers, docConsumer(p))
+	}
+	for _, t := range c.Tenants {
+		doc.Tenants = append(doc.Tenants, formatTenant(&t))
+	}
+	for _, s := range c.Samples {
+		doc.Samples = append(doc.Samples, formatSample(&s))
+	}
+	var out bytes.Buffer
+	enc := yaml.NewEncoder(&out)
+	enc.SetIndent(2)
+	if err := enc.Encode(doc); err != nil {
+		return nil, fmt.Errorf("snapshot: format: %w", err)
+	}
+	return out.Bytes(), nil
+}
+
+func formatRoute(r *Route) docRoute {
+	d := docRoute{
+		ID: r.ID, Match: docMatch(r.Match), Upstream: r.Upstream, Sticky: r.Sticky, Auth: r.Auth, Policies: r.Policies,
+		Priority: string(r.Priority), Owner: r.Owner,
+	}
+	for _, s := range r.Split {
+		d.Split = append(d.Split, docShare(s))
+	}
+	if r.Timeout != 0 {
+		d.Timeout = Duration(r.Timeout)
+	}
+	if r.Retry.Attempts > 0 {
+		d.Retry = &docRetry{r.Retry.Attempts, r.Retry.Conditions}
+	}
+	if r.Limits != (Limits{}) {
+		d.Limits = &docLimits{r.Limits.Tenant.String(), r.Limits.User.String()}
+	}
+	return d
+}
+
+func formatUpstream(u *Upstream) docUpstream {
+	d := docUpstream{ID: u.ID, Endpoints: u.Endpoints, Balance: u.Balance}
+	if u.Discovery != (Discovery{}) {
+		v := docDiscovery(u.Discovery)
+		d.Discovery = &v
+	}
+	if u.Pool != (Pool{}) {
+		v := docPool(u.Pool)
+		d.Pool = &v
+	}
+	switch {
+	case u.TLS.Off:
+		d.TLS = "off"
+	case u.TLS != (TLS{}):
+		d.TLS = docTLS{u.TLS.CA, u.TLS.ServerName, u.TLS.ClientCert}
+	}
+	return d
+}
+
+func formatPolicy(p *Policy) docPolicy {
+	d := docPolicy{ID: p.ID}
+	if j := p.JWT; j != nil {
+		d.JWT = &docJWT{j.Issuer, j.Audience, j.JWKS, j.Scopes, j.Algorithms, j.ConsumerClaim, ""}
+		if j.MaxTokenLifetime != 0 {
+			d.JWT.MaxTokenLifetime = Duration(j.MaxTokenLifetime)
+		}
+	}
+	if p.APIKey != nil {
+		d.APIKey = &struct{}{}
+	}
+	return d
+}
+
+func formatTenant(t *Tenant) docTenant { return docTenant{t.ID, t.Hosts, t.Shard, string(t.Class)} }
+
+func formatSample(s *Sample) docSample { return docSample{docRequest(s.Request), docExpect(s.Expect)} }
+
+// DecodeAlone is Decode for one part of a configuration: what its items refer to may stand elsewhere.
+func DecodeAlone(files []File, allow Allow) (*Config, problem.List) {
+	d := newDecoder(allow)
+	for _, f := range files {
+		d.file(f)
+	}
+	for i := range d.cfg.Routes {
+		d.identityPolicies(i)
+	}
+	d.conflicts()
+	return d.finish()
+}
