@@ -2,7 +2,7 @@
 //
 //	t := limit.New(1 << 16)
 //	k := t.Key(limit.User, tenant, routeID, subject)
-//	d := t.Take(k, limit.Of(rate, share), now)       // 0 allocations
+//	d := t.Take(k, limit.PerSecond(rate, burst), now) // 0 allocations
 //	if !d.OK { 429, Retry-After: d.RetryAfter }
 //
 // A bucket is one number, the theoretical arrival time of GCRA (ITU-T I.371; boulder ratelimits/gcra.go): a full bucket
@@ -17,10 +17,7 @@ package limit
 import (
 	"hash/maphash"
 	"math"
-	"math/bits"
 	"time"
-
-	"github.com/cellgate/cellgate/snapshot"
 )
 
 // Kind keeps the buckets of one id apart by what is limited.
@@ -50,51 +47,15 @@ type Limit struct {
 // None says whether nothing is limited.
 func (l Limit) None() bool { return l.interval == 0 }
 
-const second = int64(time.Second)
-
-// Of is the limit that one of share nodes enforces: the rate divided by share, yet neither less than one request a second
-// (or than the rate itself where that is lower) nor a burst below one. The burst is a fifth of a period's requests,
-// or 20 of them where that is more, never more than a whole period's.
-func Of(r snapshot.Rate, share int) Limit {
-	if r.Requests == 0 || r.Per <= 0 {
-		return Limit{}
-	}
-	n := uint64(max(share, 1))
-	interval := ceilDiv(uint64(r.Per), n, r.Requests)
-	if whole := ceilDiv(uint64(r.Per), 1, r.Requests); interval > second {
-		interval = max(second, whole)
-	}
-	requests := r.Requests / n
-	burst := max(1, requests/5, min(requests, 20))
-	if interval > math.MaxInt64/4/int64(min(burst, math.MaxInt32)) {
-		burst = 1
-	}
-	burst = min(burst, uint64(math.MaxInt64/4/interval))
-	return Limit{interval: interval, depth: interval * int64(burst), Burst: burst}
-}
-
-// PerSecond is the limit of rate requests a second with the burst, both of at least one in effect.
+// PerSecond is the limit of rate requests a second, which may be less than one, with a burst of at least one.
+// A rate that is not above 0 is no limit.
 func PerSecond(rate, burst float64) Limit {
 	if !(rate > 0) {
 		return Limit{}
 	}
-	interval := max(1, int64(math.Ceil(float64(second)/max(rate, 1))))
+	interval := int64(min(max(math.Ceil(float64(time.Second)/rate), 1), math.MaxInt64/8))
 	b := uint64(min(max(burst, 1), float64(math.MaxInt64/4/interval)))
 	return Limit{interval: interval, depth: interval * int64(b), Burst: b}
-}
-
-// ceilDiv is ⌈a·b/c⌉, at least 1 and at most an eighth of the int64 range.
-func ceilDiv(a, b, c uint64) int64 {
-	const most = math.MaxInt64 / 8
-	hi, lo := bits.Mul64(a, b)
-	if hi >= c {
-		return most
-	}
-	q, r := bits.Div64(hi, lo, c)
-	if r > 0 {
-		q++
-	}
-	return int64(min(max(q, 1), most))
 }
 
 // Decision is what became of one request.

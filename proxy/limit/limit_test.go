@@ -9,16 +9,16 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
-
-	"github.com/cellgate/cellgate/snapshot"
 )
 
-func rate(n uint64, per time.Duration) snapshot.Rate { return snapshot.Rate{Requests: n, Per: per} }
+// per is a limit of n requests in the period, with a burst as nodes have it.
+func per(n uint64, period time.Duration) Limit {
+	return PerSecond(float64(n)/period.Seconds(), max(float64(n)/5, min(float64(n), 20)))
+}
 
 func TestAdmittedNeverExceedsRateTimesTimePlusBurst(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		r := rate(rapid.Uint64Range(1, 5000).Draw(t, "requests"), rapid.SampledFrom([]time.Duration{time.Second, time.Minute, time.Hour}).Draw(t, "per"))
-		l := Of(r, rapid.IntRange(1, 8).Draw(t, "share"))
+		l := per(rapid.Uint64Range(1, 5000).Draw(t, "requests"), rapid.SampledFrom([]time.Duration{time.Second, time.Minute, time.Hour}).Draw(t, "per"))
 		table := New(64)
 		k := table.Key(User, "acme", "r", "u")
 		now := rapid.Int64Range(0, 1<<60).Draw(t, "start")
@@ -41,7 +41,7 @@ func TestAdmittedNeverExceedsRateTimesTimePlusBurst(t *testing.T) {
 
 func TestRetryAfterIsExactlyWhenTheNextRequestIsAdmitted(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		l := Of(rate(rapid.Uint64Range(1, 1000).Draw(t, "requests"), time.Second), 1)
+		l := per(rapid.Uint64Range(1, 1000).Draw(t, "requests"), time.Second)
 		table := New(64)
 		k := table.Key(Tenant, "acme", "", "")
 		now := int64(1)
@@ -59,7 +59,7 @@ func TestRetryAfterIsExactlyWhenTheNextRequestIsAdmitted(t *testing.T) {
 }
 
 func TestRemainingCountsDownToTheRefusal(t *testing.T) {
-	l, table := Of(rate(20, time.Second), 1), New(64)
+	l, table := per(20, time.Second), New(64)
 	k := table.Key(User, "acme", "r", "u")
 	for want := l.Burst; want > 0; want-- {
 		if d := table.Take(k, l, 5); !d.OK || d.Remaining != want-1 {
@@ -71,31 +71,8 @@ func TestRemainingCountsDownToTheRefusal(t *testing.T) {
 	}
 }
 
-func TestShareNeverGoesBelowOneASecondNorABurstOfOne(t *testing.T) {
-	for _, c := range []struct {
-		rate     snapshot.Rate
-		share    int
-		interval time.Duration
-		burst    uint64
-	}{
-		{rate(5, time.Second), 2, 400 * time.Millisecond, 2},
-		{rate(5, time.Second), 100, time.Second, 1},
-		{rate(20, time.Minute), 4, 3 * time.Second, 5},
-		{rate(1000, time.Second), 2, 2 * time.Millisecond, 100},
-		{rate(1, time.Second), 0, time.Second, 1},
-		{rate(math.MaxUint64, time.Nanosecond), 1, 1, math.MaxInt64 / 4},
-	} {
-		if l := Of(c.rate, c.share); l.interval != int64(c.interval) || l.Burst != c.burst {
-			t.Errorf("%v over %d nodes: interval %v burst %d, want %v and %d", c.rate, c.share, time.Duration(l.interval), l.Burst, c.interval, c.burst)
-		}
-	}
-	if !Of(snapshot.Rate{}, 3).None() || !New(64).Take(Key{}, Limit{}, 0).OK {
-		t.Error("a zero rate limits")
-	}
-}
-
 func TestTenantsKindsScopesAndIdsNeverShareABucket(t *testing.T) {
-	table, l := New(1024), Of(rate(1, time.Hour), 1)
+	table, l := New(1024), per(1, time.Hour)
 	for _, k := range []Key{
 		table.Key(User, "a", "r", "u"), table.Key(User, "b", "r", "u"), table.Key(Consumer, "a", "r", "u"),
 		table.Key(User, "a", "s", "u"), table.Key(User, "a", "r", "v"), table.Key(User, "a", "", "ru"),
@@ -107,7 +84,7 @@ func TestTenantsKindsScopesAndIdsNeverShareABucket(t *testing.T) {
 }
 
 func TestFloodOfMadeUpKeysNeitherGrowsNorFreshens(t *testing.T) {
-	table, l := New(256), Of(rate(1, time.Hour), 1)
+	table, l := New(256), per(1, time.Hour)
 	victim := table.Key(User, "acme", "r", "spent")
 	table.Take(victim, l, 1)
 	admitted := 0
@@ -128,7 +105,7 @@ func TestFloodOfMadeUpKeysNeitherGrowsNorFreshens(t *testing.T) {
 }
 
 func TestIdleBucketsMakeRoom(t *testing.T) {
-	table, l := New(64), Of(rate(1, time.Second), 1)
+	table, l := New(64), per(1, time.Second)
 	now := int64(0)
 	for i := range 10_000 {
 		now += int64(time.Second) / 32
@@ -145,8 +122,8 @@ func TestIdleBucketsMakeRoom(t *testing.T) {
 func TestRaisedLimitFreesACallerWhoWasFarInDebt(t *testing.T) {
 	table := New(64)
 	k := table.Key(User, "acme", "r", "u")
-	table.Take(k, Of(rate(1, time.Hour), 1), 0)
-	fast := Of(rate(100, time.Second), 1)
+	table.Take(k, per(1, time.Hour), 0)
+	fast := per(100, time.Second)
 	if d := table.Take(k, fast, 1); d.RetryAfter > time.Second {
 		t.Fatalf("still waits %v", d.RetryAfter)
 	}
@@ -156,7 +133,7 @@ func TestRaisedLimitFreesACallerWhoWasFarInDebt(t *testing.T) {
 }
 
 func TestConcurrentCallersOfFewPlacesKeepThePromise(t *testing.T) {
-	table, l := New(64), Of(rate(50, time.Hour), 1)
+	table, l := New(64), per(50, time.Hour)
 	var admitted [128]atomic.Int64
 	var overflowed atomic.Int64
 	var wg sync.WaitGroup
@@ -185,7 +162,7 @@ func TestConcurrentCallersOfFewPlacesKeepThePromise(t *testing.T) {
 }
 
 func TestTakeDoesNotAllocate(t *testing.T) {
-	table, l := New(64), Of(rate(100, time.Second), 1)
+	table, l := New(64), per(100, time.Second)
 	now := int64(0)
 	ids := make([]string, 4096)
 	for i := range ids {
@@ -200,7 +177,7 @@ func TestTakeDoesNotAllocate(t *testing.T) {
 }
 
 func BenchmarkTake(b *testing.B) {
-	table, l := New(1<<16), Of(rate(1000, time.Second), 1)
+	table, l := New(1<<16), per(1000, time.Second)
 	now := int64(0)
 	b.ReportAllocs()
 	for b.Loop() {
@@ -225,17 +202,20 @@ func TestRefundGivesBackExactlyOne(t *testing.T) {
 	}
 }
 
-func TestPerSecondIsNeverBelowOneASecondNorABurstOfOne(t *testing.T) {
+func TestRatesAndBurstsAreBounded(t *testing.T) {
 	for _, c := range []struct {
 		rate, burst float64
 		interval    time.Duration
 		want        uint64
-	}{{0.1, 0, time.Second, 1}, {1000, 100.9, time.Millisecond, 100}, {3, 2, 333333334, 2}, {math.Inf(1), math.Inf(1), 1, 1 << 61}} {
-		if l := PerSecond(c.rate, c.burst); l.interval != int64(c.interval) || l.Burst != c.want {
+	}{
+		{0.1, 0, 10 * time.Second, 1}, {1000, 100.9, time.Millisecond, 100}, {3, 2, 333333334, 2},
+		{math.Inf(1), math.Inf(1), 1, 1 << 61}, {1e-300, 1e300, 1 << 60, 1},
+	} {
+		if l := PerSecond(c.rate, c.burst); l.interval != int64(c.interval) || l.Burst != c.want || l.depth <= 0 {
 			t.Errorf("%v: %+v", c, l)
 		}
 	}
-	if !PerSecond(0, 5).None() || !PerSecond(math.NaN(), 5).None() {
+	if !PerSecond(0, 5).None() || !PerSecond(-1, 5).None() || !PerSecond(math.NaN(), 5).None() || !New(64).Take(Key{}, Limit{}, 0).OK {
 		t.Error("no rate limits")
 	}
 }
