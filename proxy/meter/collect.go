@@ -1,0 +1,163 @@
+package meter
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/cellgate/cellgate/reason"
+)
+
+var _ prometheus.Collector = (*Meter)(nil)
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("cellgate_proxy_"+name, help, labels, nil)
+}
+
+// Describe implements prometheus.Collector.
+func (m *Meter) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(m, ch) }
+
+// Collect implements prometheus.Collector: it adds the shards up, one lock at a time.
+func (m *Meter) Collect(ch chan<- prometheus.Metric) {
+	m.forget(time.Now().Add(-idle))
+	sums, reasons, callers := m.sum()
+	m.collectRoutes(ch, sums)
+	m.collectReasons(ch, reasons)
+	limit := desc("limited_total", "Answers 429 by consumer.", "tenant", "consumer")
+	for k, p := range withOther(m.called) {
+		if n := callers[p]; n > 0 {
+			ch <- prometheus.MustNewConstMetric(limit, prometheus.CounterValue, float64(n), k.tenant, k.name)
+		}
+	}
+}
+
+func (m *Meter) collectRoutes(ch chan<- prometheus.Metric, sums []series) {
+	requests := desc("requests_total", "Exchanges by what was answered.", "tenant", "route", "code")
+	latency := desc("request_duration_seconds", "Whole exchange as the client saw it.", "tenant", "route")
+	own := desc("added_duration_seconds", "Whole exchange minus the time that the upstream took.", "tenant", "route")
+	bytes := desc("body_bytes_total", "Bytes of bodies.", "tenant", "route", "direction")
+	retries := desc("retries_total", "Attempts after the first.", "tenant", "route")
+	truncated := desc("truncated_total", "Answers that ended before their end.", "tenant", "route")
+	counter := func(d *prometheus.Desc, n uint64, labels ...string) {
+		if n > 0 {
+			ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n), labels...)
+		}
+	}
+	for k, p := range withOther(m.routes) {
+		s := &sums[p]
+		total := uint64(0)
+		for i, n := range s.codes {
+			total += n
+			counter(requests, n, k.tenant, k.name, codeName(i))
+		}
+		if total == 0 {
+			continue
+		}
+		ch <- m.histogram(latency, s.latency, s.total, total, k)
+		ch <- m.histogram(own, s.own, s.ownSum, total, k)
+		counter(bytes, s.in, k.tenant, k.name, "in")
+		counter(bytes, s.out, k.tenant, k.name, "out")
+		counter(retries, s.retries, k.tenant, k.name)
+		counter(truncated, s.truncated, k.tenant, k.name)
+	}
+}
+
+func (m *Meter) histogram(d *prometheus.Desc, counts [nBounds]uint64, sum time.Duration, total uint64, k pair) prometheus.Metric {
+	buckets, below := map[float64]uint64{}, uint64(0)
+	for i, b := range m.bounds {
+		below += counts[i]
+		buckets[b.Seconds()] = below
+	}
+	return prometheus.MustNewConstHistogram(d, total, sum.Seconds(), buckets, k.tenant, k.name)
+}
+
+// collectReasons gives every answer of the gateway's own by its reason, and the outcomes of authentication beside it.
+func (m *Meter) collectReasons(ch chan<- prometheus.Metric, reasons [64]uint64) {
+	rejects := desc("rejects_total", "Answers that the gateway gave itself, by reason.", "reason", "side")
+	for _, why := range reason.All() {
+		side := "upstream"
+		if why.Gateway() {
+			side = "gateway"
+		}
+		ch <- prometheus.MustNewConstMetric(rejects, prometheus.CounterValue, float64(reasons[why]), why.String(), side)
+	}
+}
+
+func codeName(i int) string {
+	if all := codes(); i < len(all) {
+		return strconv.Itoa(all[i])
+	}
+	return strconv.Itoa(i-len(codes())+1) + "xx"
+}
+
+// withOther lists the keys with their numbers, and "other" as number 0.
+func withOther(t *table[pair]) map[pair]int {
+	all := map[pair]int{{other, other}: 0}
+	for k, p := range *t.keys.Load() {
+		all[k] = p.number
+	}
+	return all
+}
+
+func (m *Meter) sum() (sums []series, reasons [64]uint64, callers []uint64) {
+	sums, callers = make([]series, maxRoutes+1), make([]uint64, maxCallers+1)
+	for i := range m.shards {
+		s := &m.shards[i]
+		s.mu.Lock()
+		for n, one := range s.series {
+			if one != nil {
+				sums[n].add(one)
+			}
+		}
+		for r, n := range s.reasons {
+			reasons[r] += n
+		}
+		for n, c := range s.limited {
+			callers[n] += c
+		}
+		s.mu.Unlock()
+	}
+	return sums, reasons, callers
+}
+
+func (s *series) add(b *series) {
+	for i := range s.codes {
+		s.codes[i] += b.codes[i]
+	}
+	for i := range s.latency {
+		s.latency[i] += b.latency[i]
+		s.own[i] += b.own[i]
+	}
+	s.total, s.ownSum = s.total+b.total, s.ownSum+b.ownSum
+	s.in, s.out, s.retries, s.truncated = s.in+b.in, s.out+b.out, s.retries+b.retries, s.truncated+b.truncated
+}
+
+// forget ends the series that nobody has added to since the time; what they had counted goes to "other".
+func (m *Meter) forget(before time.Time) {
+	routes, callers := m.routes.expire(before), m.called.expire(before)
+	if len(routes)+len(callers) == 0 {
+		return
+	}
+	for i := range m.shards {
+		s := &m.shards[i]
+		s.mu.Lock()
+		for _, n := range routes {
+			if s.series[n] == nil {
+				continue
+			}
+			if s.series[0] == nil {
+				s.series[0] = &series{}
+			}
+			s.series[0].add(s.series[n])
+			s.series[n] = nil
+		}
+		for _, n := range callers {
+			s.limited[0] += s.limited[n]
+			s.limited[n] = 0
+		}
+		s.mu.Unlock()
+	}
+	m.routes.release(routes)
+	m.called.release(callers)
+}

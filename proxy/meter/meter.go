@@ -1,0 +1,200 @@
+// Package meter counts what a node's exchanges come to: for Prometheus by tenant and route, and for the node's report by
+// window. Recording takes no lock that is contended and doesn't allocate.
+//
+//	m := meter.New()                     // a proxy.Recorder
+//	registry.MustRegister(m)             // a prometheus.Collector
+//	window := m.Window()                 // counts since the last call, for report.Node
+//
+// At the bound: maxRoutes pairs of tenant and route and maxCallers consumers have series of their own; newcomers are counted
+// under "other" until one that has been idle for an hour makes room.
+package meter
+
+import (
+	"math/rand/v2"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/cellgate/cellgate/proxy"
+	"github.com/cellgate/cellgate/reason"
+	"github.com/cellgate/cellgate/report"
+)
+
+// Bounds of the series of one node. With 19 codes and two histograms at most (400+1)·(19+2·15) + (400+1) + … < 25,000.
+const (
+	maxRoutes  = 400
+	maxCallers = 400
+	idle       = time.Hour
+	other      = "other"
+)
+
+// codes have series of their own; the rest is counted under its class, such as "4xx".
+func codes() []int {
+	return []int{200, 201, 202, 204, 206, 301, 302, 304, 400, 401, 403, 404, 405, 408, 409, 413, 429, 499, 500, 502, 503, 504}
+}
+
+// bounds are the upper bounds of the latency histograms, inclusive.
+func bounds() []time.Duration {
+	us, ms := time.Microsecond, time.Millisecond
+	return []time.Duration{100 * us, 250 * us, 500 * us, ms, 2500 * us, 5 * ms, 10 * ms, 25 * ms, 50 * ms, 100 * ms, 250 * ms, 500 * ms, time.Second, 5 * time.Second}
+}
+
+const (
+	nCodes  = 22 + 5 // those with a series, then 1xx … 5xx
+	nBounds = 14 + 1
+)
+
+// Meter implements proxy.Recorder.
+type Meter struct {
+	code   [600]uint8
+	bounds []time.Duration
+	routes *table[pair]
+	called *table[pair]
+	mask   uint32
+	shards []shard
+}
+
+var _ proxy.Recorder = (*Meter)(nil)
+
+type pair struct{ tenant, name string }
+
+// shard is one part of the counters; an exchange picks one at random, so that its lock is hardly ever waited for.
+// Written by: whoever holds mu. The padding keeps neighbours off its cache lines.
+type shard struct {
+	mu      sync.Mutex
+	series  [maxRoutes + 1]*series // by number of the pair; 0 is other
+	reasons [64]uint64
+	limited [maxCallers + 1]uint64
+	window  Window
+	latency [report.SketchBuckets]uint32
+	added   [report.SketchBuckets]uint32
+	_       [64]byte
+}
+
+// series are the counters of one tenant's route.
+type series struct {
+	codes         [nCodes]uint64
+	latency, own  [nBounds]uint64 // own: the gateway's part of it
+	total, ownSum time.Duration
+	in, out       uint64
+	retries       uint64
+	truncated     uint64
+}
+
+// Window is what happened since the last one.
+type Window struct {
+	Counts  report.Counts
+	Latency report.Sketch
+	Added   report.Sketch
+}
+
+// New makes a meter with a few shards per core.
+func New() *Meter {
+	n := uint32(1)
+	for int(n) < 4*runtime.GOMAXPROCS(0) && n < 64 {
+		n *= 2
+	}
+	m := &Meter{bounds: bounds(), routes: newTable[pair](maxRoutes), called: newTable[pair](maxCallers), mask: n - 1, shards: make([]shard, n)}
+	for status := range m.code {
+		m.code[status] = uint8(len(codes()) + min(max(status/100, 1), 5) - 1)
+	}
+	for i, c := range codes() {
+		m.code[c] = uint8(i)
+	}
+	return m
+}
+
+// Record implements proxy.Recorder. The node's answers to readiness probes are nobody's requests.
+func (m *Meter) Record(r *proxy.Record) {
+	if r.Route == "" && r.Path == proxy.ReadyPath {
+		return
+	}
+	route := m.routes.number(pair{r.Tenant, r.Route}, r.Start)
+	caller := 0
+	if limited(r.Reason) {
+		caller = m.called.number(pair{r.Tenant, r.Consumer}, r.Start)
+	}
+	s := &m.shards[rand.Uint32()&m.mask]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	one := s.series[route]
+	if one == nil {
+		one = &series{}
+		s.series[route] = one
+	}
+	m.count(one, r)
+	s.reasons[min(int(r.Reason), len(s.reasons)-1)]++
+	if limited(r.Reason) {
+		s.limited[caller]++
+	}
+	tally(&s.window.Counts, r)
+	s.latency[report.Bucket(r.Total)]++
+	s.added[report.Bucket(r.Total-r.Upstream)]++
+}
+
+func (m *Meter) count(s *series, r *proxy.Record) {
+	s.codes[m.code[min(max(r.Status, 0), len(m.code)-1)]]++
+	own := max(r.Total-r.Upstream, 0)
+	s.latency[m.bucket(r.Total)]++
+	s.own[m.bucket(own)]++
+	s.total += r.Total
+	s.ownSum += own
+	s.in += uint64(max(r.BytesIn, 0))
+	s.out += uint64(max(r.BytesOut, 0))
+	s.retries += uint64(max(r.Attempts-1, 0))
+	if r.Truncated {
+		s.truncated++
+	}
+}
+
+func (m *Meter) bucket(d time.Duration) int {
+	for i, b := range m.bounds {
+		if d <= b {
+			return i
+		}
+	}
+	return len(m.bounds)
+}
+
+func limited(why reason.Reason) bool {
+	return why == reason.RateTenant || why == reason.RateConsumer || why == reason.RateUser
+}
+
+// tally sorts an exchange by whose failure it was. The client's own mistakes are nobody's failure.
+func tally(c *report.Counts, r *proxy.Record) {
+	c.Requests++
+	switch why := r.Reason; {
+	case limited(why):
+		c.Limited++
+	case why == reason.Overloaded:
+		c.Shed++
+	case why == reason.NoRoute || why == reason.MethodNotAllowed:
+		c.NoRoute++
+	case why >= reason.TokenMissing && why <= reason.ScopeMissing:
+		c.Auth++
+	case why == reason.DeadlineExpired || r.Status < 500:
+	case why.Gateway():
+		c.Gateway++
+	default:
+		c.Upstream++
+	}
+}
+
+// Window gives the counts since the last call and begins a new one.
+func (m *Meter) Window() Window {
+	var w Window
+	for i := range m.shards {
+		s := &m.shards[i]
+		s.mu.Lock()
+		w.Counts.Add(s.window.Counts)
+		for b := range s.latency {
+			w.Latency.Add(b, s.latency[b])
+			w.Added.Add(b, s.added[b])
+		}
+		s.window = Window{}
+		clear(s.latency[:])
+		clear(s.added[:])
+		s.mu.Unlock()
+	}
+	return w
+}

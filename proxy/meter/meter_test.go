@@ -1,0 +1,179 @@
+package meter
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+
+	"github.com/cellgate/cellgate/proxy"
+	"github.com/cellgate/cellgate/reason"
+)
+
+func record(status int, why reason.Reason) *proxy.Record {
+	return &proxy.Record{Start: time.Now(), Total: 3 * time.Millisecond, Upstream: 2 * time.Millisecond, Tenant: "acme", Route: "orders",
+		Status: status, Reason: why, Consumer: "acme", BytesIn: 5, BytesOut: 7, Attempts: 2}
+}
+
+func gather(t *testing.T, m *Meter) map[string]*dto.MetricFamily {
+	reg := prometheus.NewPedanticRegistry()
+	reg.MustRegister(m)
+	all, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	by := map[string]*dto.MetricFamily{}
+	for _, f := range all {
+		by[f.GetName()] = f
+	}
+	return by
+}
+
+func labels(f *dto.MetricFamily) []string {
+	var names []string
+	for _, l := range f.GetMetric()[0].GetLabel() {
+		names = append(names, l.GetName())
+	}
+	return names
+}
+
+func TestEachMetricHasItsNameAndLabels(t *testing.T) {
+	m := New()
+	m.Record(record(429, reason.RateUser))
+	r := record(200, reason.None)
+	r.Truncated = true
+	m.Record(r)
+	got := gather(t, m)
+	want := map[string][]string{
+		"cellgate_proxy_requests_total":           {"code", "route", "tenant"},
+		"cellgate_proxy_request_duration_seconds": {"route", "tenant"},
+		"cellgate_proxy_added_duration_seconds":   {"route", "tenant"},
+		"cellgate_proxy_body_bytes_total":         {"direction", "route", "tenant"},
+		"cellgate_proxy_retries_total":            {"route", "tenant"},
+		"cellgate_proxy_truncated_total":          {"route", "tenant"},
+		"cellgate_proxy_rejects_total":            {"reason", "side"},
+		"cellgate_proxy_limited_total":            {"consumer", "tenant"},
+	}
+	if len(got) != len(want) {
+		t.Errorf("%d metrics, want %d", len(got), len(want))
+	}
+	for name, l := range want {
+		if got[name] == nil || !slices.Equal(labels(got[name]), l) {
+			t.Errorf("%s: %v", name, got[name])
+		}
+	}
+	h := got["cellgate_proxy_request_duration_seconds"].GetMetric()[0].GetHistogram()
+	if h.GetSampleCount() != 2 || h.GetSampleSum() != 0.006 || h.GetBucket()[5].GetCumulativeCount() != 2 || h.GetBucket()[4].GetCumulativeCount() != 0 {
+		t.Errorf("%v", h)
+	}
+}
+
+func TestSeriesAreBoundedAndIdleOnesMakeRoom(t *testing.T) {
+	m := New()
+	for i := range 100_000 {
+		r := record(200+i%600, reason.RateConsumer)
+		r.Route, r.Consumer = fmt.Sprint("r", i), fmt.Sprint("c", i)
+		m.Record(r)
+	}
+	n := 0
+	for _, f := range gather(t, m) {
+		for _, one := range f.GetMetric() {
+			n += 1 + len(one.GetHistogram().GetBucket())
+		}
+	}
+	if n > 50_000 {
+		t.Errorf("%d series", n)
+	}
+	if got := total(gather(t, m)["cellgate_proxy_requests_total"]); got != 100_000 {
+		t.Errorf("%v requests in all", got)
+	}
+	m.forget(time.Now().Add(time.Hour))
+	r := record(200, reason.None)
+	r.Route = "newcomer"
+	m.Record(r)
+	f := gather(t, m)["cellgate_proxy_requests_total"]
+	if total(f) != 100_001 || !slices.ContainsFunc(f.GetMetric(), func(x *dto.Metric) bool { return x.GetLabel()[1].GetValue() == "newcomer" }) {
+		t.Errorf("%v requests in all after the idle series went", total(f))
+	}
+}
+
+func total(f *dto.MetricFamily) (n float64) {
+	for _, one := range f.GetMetric() {
+		n += one.GetCounter().GetValue()
+	}
+	return n
+}
+
+func TestEveryReasonIsSomebodysOrNobodysFailure(t *testing.T) {
+	m := New()
+	for _, c := range []struct {
+		status int
+		why    reason.Reason
+	}{
+		{200, reason.None}, {404, reason.None}, {502, reason.None}, {503, reason.NoEndpoint}, {504, reason.UpstreamTimeout},
+		{500, reason.Internal}, {503, reason.Draining}, {504, reason.TotalTimeout}, {503, reason.Overloaded},
+		{401, reason.TokenMissing}, {403, reason.ScopeMissing}, {503, reason.AuthUnavailable}, {404, reason.NoRoute}, {405, reason.MethodNotAllowed},
+		{429, reason.RateTenant}, {429, reason.RateUser}, {400, reason.BadRequest}, {499, reason.ClientGone}, {504, reason.DeadlineExpired},
+	} {
+		m.Record(record(c.status, c.why))
+	}
+	m.Record(&proxy.Record{Path: proxy.ReadyPath, Status: 200})
+	c := m.Window().Counts
+	if c.Requests != 19 || c.Upstream != 3 || c.Gateway != 3 || c.Shed != 1 || c.Auth != 3 || c.NoRoute != 2 || c.Limited != 2 {
+		t.Errorf("%+v", c)
+	}
+	if w := m.Window(); w.Counts.Requests != 0 || w.Latency.Count() != 0 {
+		t.Error("a window is told twice")
+	}
+}
+
+func TestNothingIsLostBetweenWindowsUnderLoad(t *testing.T) {
+	m := New()
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for range 5000 {
+				m.Record(record(200, reason.None))
+			}
+		})
+	}
+	done := make(chan struct{})
+	go func() { wg.Wait(); close(done) }()
+	var requests, latencies, added uint64
+	for last := false; !last; {
+		select {
+		case <-done:
+			last = true
+		default:
+		}
+		w := m.Window()
+		requests, latencies, added = requests+w.Counts.Requests, latencies+w.Latency.Count(), added+w.Added.Count()
+	}
+	if requests != 20_000 || latencies != 20_000 || added != 20_000 {
+		t.Errorf("%d requests, %d latencies, %d added", requests, latencies, added)
+	}
+}
+
+func TestRecordDoesNotAllocate(t *testing.T) {
+	m, r := New(), record(200, reason.None)
+	for range 1000 {
+		m.Record(r)
+	}
+	if n := testing.AllocsPerRun(1000, func() { m.Record(r) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func BenchmarkRecord(b *testing.B) {
+	m, r := New(), record(200, reason.None)
+	b.ReportAllocs()
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			m.Record(r)
+		}
+	})
+}
