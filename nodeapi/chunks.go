@@ -1,11 +1,13 @@
 package nodeapi
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/klauspost/compress/zstd"
 )
@@ -16,33 +18,9 @@ const (
 	MaxBlob = 64 << 20
 	// MaxFetch bounds all blobs of one fetch together, compressed and decoded each.
 	MaxFetch = 512 << 20
-	// chunkSize is how much of a frame one Chunk carries.
-	chunkSize = 256 << 10
+	// batch is how many digests one request asks for.
+	batch = 1000
 )
-
-// SendBlob compresses a blob and sends it as the chunks that Fetch reads; send is the server stream's Send.
-func SendBlob(send func(*Chunk) error, digest string, blob []byte) error {
-	if len(blob) > MaxBlob {
-		return fmt.Errorf("nodeapi: blob %s has %d bytes, more than %d", digest, len(blob), MaxBlob)
-	}
-	enc, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(1))
-	if err != nil {
-		return fmt.Errorf("nodeapi: %w", err)
-	}
-	defer enc.Close()
-	frame := enc.EncodeAll(blob, nil)
-	for {
-		n := min(len(frame), chunkSize)
-		last := n == len(frame)
-		if err := send(&Chunk{Digest: digest, Data: frame[:n], Last: last}); err != nil {
-			return fmt.Errorf("nodeapi: send blob %s: %w", digest, err)
-		}
-		if last {
-			return nil
-		}
-		frame = frame[n:]
-	}
-}
 
 // assembly puts blobs together from chunks. Nothing is given out before its digest was verified.
 type assembly struct {
@@ -80,12 +58,29 @@ func (a *assembly) wanted() []string {
 	return list
 }
 
+// fetch asks one controller for all that is missing, in batches.
+func (a *assembly) fetch(ctx context.Context, from ControllerClient) error {
+	a.restart()
+	ctx, cancel := context.WithCancel(ctx) // ends a stream that is left early
+	defer cancel()
+	for part := range slices.Chunk(a.wanted(), batch) {
+		stream, err := from.Fetch(ctx, &FetchRequest{Digests: part})
+		if err != nil {
+			return fmt.Errorf("nodeapi: fetch: %w", err)
+		}
+		if err := a.drain(stream.Recv); err != nil {
+			return err
+		}
+	}
+	return a.complete()
+}
+
 // drain reads a controller's stream to its end.
 func (a *assembly) drain(recv func() (*Chunk, error)) error {
 	for {
 		c, err := recv()
 		if errors.Is(err, io.EOF) {
-			return a.complete()
+			return nil
 		}
 		if err == nil {
 			err = a.add(c)

@@ -119,16 +119,7 @@ func (c *Client) Fetch(ctx context.Context, digests []string) (map[string][]byte
 		return nil, err
 	}
 	defer a.close()
-	fetch := func(conn *grpc.ClientConn) error {
-		a.restart()
-		ctx, cancel := context.WithCancel(ctx)
-		defer cancel()
-		stream, err := NewControllerClient(conn).Fetch(ctx, &FetchRequest{Digests: a.wanted()})
-		if err != nil {
-			return fmt.Errorf("nodeapi: fetch: %w", err)
-		}
-		return a.drain(stream.Recv)
-	}
+	fetch := func(conn *grpc.ClientConn) error { return a.fetch(ctx, NewControllerClient(conn)) }
 	if conn := c.conn.Load(); conn != nil {
 		if err = fetch(conn); err == nil {
 			return a.blobs, nil
@@ -201,8 +192,8 @@ func (c *Client) dial(ctx context.Context, addr string) (*grpc.ClientConn, error
 	return conn, nil
 }
 
-// pulse asks the peer for nothing and waits for its answer. An answer of any kind proves that it lives and serves, except
-// one that says that it doesn't serve us. gRPC's own keepalive can't do this: its least interval is 10 s, and a stopped
+// pulse asks the peer for nothing and waits for its answer. An answer of any kind, also a refusal, proves that it lives.
+// gRPC's own keepalive can't do this: its least interval is 10 s, and a stopped
 // process's kernel still acknowledges.
 func pulse(ctx context.Context, conn *grpc.ClientConn, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
@@ -215,7 +206,7 @@ func pulse(ctx context.Context, conn *grpc.ClientConn, limit time.Duration) erro
 		return nil
 	}
 	switch status.Code(err) {
-	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.PermissionDenied, codes.Unauthenticated:
+	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled:
 		return err
 	default:
 		return nil

@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/klauspost/compress/zstd"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -87,7 +88,7 @@ func (c *controller) Fetch(r *FetchRequest, s grpc.ServerStreamingServer[Chunk])
 	defer c.mu.Unlock()
 	for _, d := range r.GetDigests() {
 		if b, ok := c.blobs[d]; ok {
-			if err := SendBlob(s.Send, d, b); err != nil {
+			if err := sendBlob(s.Send, d, b); err != nil {
 				return err
 			}
 		}
@@ -404,6 +405,27 @@ func TestPollIsASecondPath(t *testing.T) {
 	})
 }
 
+// sendBlob sends a blob as a controller does.
+func sendBlob(send func(*Chunk) error, digest string, blob []byte) error {
+	enc, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(1))
+	if err != nil {
+		return err
+	}
+	defer enc.Close()
+	frame := enc.EncodeAll(blob, nil)
+	for {
+		n := min(len(frame), 64<<10)
+		last := n == len(frame)
+		if err := send(&Chunk{Digest: digest, Data: frame[:n], Last: last}); err != nil {
+			return err
+		}
+		if last {
+			return nil
+		}
+		frame = frame[n:]
+	}
+}
+
 func digest(b []byte) string { s := sha256.Sum256(b); return hex.EncodeToString(s[:]) }
 
 func TestFetchGivesAllBlobsVerified(t *testing.T) {
@@ -413,6 +435,9 @@ func TestFetchGivesAllBlobsVerified(t *testing.T) {
 	_, _ = rand.Read(noise)
 	blobs := [][]byte{{}, []byte("small"), bytes.Repeat([]byte("a"), 5<<20), noise}
 	var digests []string
+	for i := range 2 * batch { // more than one request asks for
+		blobs = append(blobs, fmt.Appendf(nil, "blob %d", i))
+	}
 	for _, b := range blobs {
 		digests = append(digests, digest(b))
 		srv.blobs[digest(b)] = b
@@ -453,10 +478,6 @@ func TestFetchFillsGapsFromAnotherControllerAndRefusesForgedBlobs(t *testing.T) 
 }
 
 func TestAssemblyRefusesWhatIsTooLargeOrUnasked(t *testing.T) {
-	bomb := make([]byte, MaxBlob+1)
-	if err := SendBlob(func(*Chunk) error { return nil }, "d", bomb); err == nil {
-		t.Fatal("a blob above the bound was sent")
-	}
 	a, err := newAssembly([]string{"d"})
 	if err != nil {
 		t.Fatal(err)
@@ -467,6 +488,10 @@ func TestAssemblyRefusesWhatIsTooLargeOrUnasked(t *testing.T) {
 	}
 	if err := a.add(&Chunk{Digest: "d", Data: []byte("not zstd"), Last: true}); err == nil {
 		t.Fatal("took garbage")
+	}
+	a.restart()
+	if err := sendBlob(a.add, "d", make([]byte, MaxBlob+1)); err == nil || !strings.Contains(err.Error(), "exceed") {
+		t.Fatalf("a small frame that unpacks beyond the bound: %v", err)
 	}
 	a.restart()
 	part := &Chunk{Digest: "d", Data: make([]byte, 16<<20)}

@@ -100,11 +100,12 @@ func New(o Options) (*Controller, error) {
 		posted:     map[fleet.Kind][]byte{},
 		started:    o.Now(),
 	}
-	c.nodes = fleet.NewServer(fleet.Config{
+	var err error
+	c.nodes, err = fleet.NewServer(fleet.Config{
 		World: o.World, Region: o.Region, Board: c.board, Evidence: c.evidence, Blobs: c.blob,
 		Leader: c.leading.Load, Identify: identify, Now: o.Now, Log: o.Log,
 	})
-	return c, nil
+	return c, err
 }
 
 func or(d, absent time.Duration) time.Duration {
