@@ -20,7 +20,33 @@ const (
 	MaxFetch = 512 << 20
 	// batch is how many digests one request asks for.
 	batch = 1000
+	// chunkSize is how much of a frame one Chunk carries.
+	chunkSize = 256 << 10
 )
+
+// SendBlob compresses a blob and sends it as the chunks that Fetch reads; send is the server stream's Send.
+func SendBlob(send func(*Chunk) error, digest string, blob []byte) error {
+	if len(blob) > MaxBlob {
+		return fmt.Errorf("nodeapi: blob %s has %d bytes, more than %d", digest, len(blob), MaxBlob)
+	}
+	enc, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(1))
+	if err != nil {
+		return fmt.Errorf("nodeapi: %w", err)
+	}
+	defer enc.Close()
+	frame := enc.EncodeAll(blob, nil)
+	for {
+		n := min(len(frame), chunkSize)
+		last := n == len(frame)
+		if err := send(&Chunk{Digest: digest, Data: frame[:n], Last: last}); err != nil {
+			return fmt.Errorf("nodeapi: send blob %s: %w", digest, err)
+		}
+		if last {
+			return nil
+		}
+		frame = frame[n:]
+	}
+}
 
 // assembly puts blobs together from chunks. Nothing is given out before its digest was verified.
 type assembly struct {

@@ -100,12 +100,11 @@ func New(o Options) (*Controller, error) {
 		posted:     map[fleet.Kind][]byte{},
 		started:    o.Now(),
 	}
-	var err error
-	c.nodes, err = fleet.NewServer(fleet.Config{
+	c.nodes = fleet.NewServer(fleet.Config{
 		World: o.World, Region: o.Region, Board: c.board, Evidence: c.evidence, Blobs: c.blob,
 		Leader: c.leading.Load, Identify: identify, Now: o.Now, Log: o.Log,
 	})
-	return c, err
+	return c, nil
 }
 
 func or(d, absent time.Duration) time.Duration {

@@ -3,13 +3,11 @@ package fleet
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"sync"
 	"time"
 
-	"github.com/klauspost/compress/zstd"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -25,7 +23,6 @@ const (
 	maxSessions = 10_000
 	maxDigests  = 100_000 // of one Fetch
 	maxFetches  = 8       // at once; others wait their turn
-	chunkBytes  = 64 << 10
 )
 
 // Blobs gives a stored blob by digest.
@@ -51,7 +48,6 @@ type Server struct {
 	nodeapi.UnimplementedControllerServer
 	Config
 	fetches chan struct{}
-	encoder *zstd.Encoder
 	stop    chan struct{}
 	once    sync.Once
 
@@ -65,13 +61,8 @@ type running struct {
 }
 
 // NewServer makes the service.
-func NewServer(c Config) (*Server, error) {
-	enc, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedFastest))
-	if err != nil {
-		return nil, fmt.Errorf("fleet: %w", err)
-	}
-	return &Server{Config: c, fetches: make(chan struct{}, maxFetches), encoder: enc,
-		stop: make(chan struct{}), sessions: map[trust.Identity]*running{}}, nil
+func NewServer(c Config) *Server {
+	return &Server{Config: c, fetches: make(chan struct{}, maxFetches), stop: make(chan struct{}), sessions: map[trust.Identity]*running{}}
 }
 
 // Register adds the service to a gRPC server.
@@ -282,15 +273,7 @@ func (s *Server) sendBlob(ctx context.Context, digest string, send func(*nodeapi
 	if err != nil {
 		return status.Errorf(codes.NotFound, "blob %.16s: %v", digest, err)
 	}
-	packed := s.encoder.EncodeAll(blob, nil)
-	for {
-		n := min(len(packed), chunkBytes)
-		last := n == len(packed)
-		if err := send(&nodeapi.Chunk{Digest: digest, Data: packed[:n], Last: last}); err != nil || last {
-			return err
-		}
-		packed = packed[n:]
-	}
+	return nodeapi.SendBlob(send, digest, blob)
 }
 
 // Rollups streams what this controller heard, once a second, to a controller of another region.
