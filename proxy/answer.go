@@ -16,6 +16,7 @@ func explain(x *Exchange) {
 	if x.Reason == reason.None {
 		return
 	}
+	x.addString("Date", x.server.date(x.Start))
 	x.addString("X-Cellgate-Reason", x.Reason.String())
 	switch {
 	case x.Status == 405:
@@ -99,6 +100,7 @@ func (x *Exchange) Leaving() bool { return x.server.Leaving() }
 func (x *Exchange) own(status int, contentType, body string) {
 	x.Reason, x.Status, x.Upstream = reason.None, status, nil
 	x.runAnswer()
+	x.addString("Date", x.server.date(x.Start))
 	x.addString("Content-Type", contentType)
 	at := len(x.text)
 	x.text = append(x.text, body...)

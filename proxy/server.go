@@ -31,6 +31,7 @@ type Server struct {
 	draining  atomic.Bool
 	reconnect atomic.Bool
 	changed   atomic.Pointer[chan struct{}]
+	today     atomic.Pointer[date]
 
 	// Written by: engines.
 	Connections atomic.Int64
@@ -166,6 +167,21 @@ func (x *Exchange) Finish(now time.Time) {
 		x.record(now)
 	}
 	x.reset()
+}
+
+// date is the Date of an own answer (RFC 9110, section 6.6.1), formatted once a second.
+func (s *Server) date(now time.Time) string {
+	d := s.today.Load()
+	if d == nil || d.second != now.Unix() {
+		d = &date{now.Unix(), now.UTC().Format("Mon, 02 Jan 2006 15:04:05 GMT")}
+		s.today.Store(d)
+	}
+	return d.text
+}
+
+type date struct {
+	second int64
+	text   string
 }
 
 func (s *Server) now() time.Time { return time.Now() }

@@ -61,12 +61,13 @@ func bodyReason(err error) reason.Reason {
 
 // The rules of bodies in motion.
 const (
-	bodyGrace   = 10 * time.Second // ahead of any rate
-	bodyRate    = 1 << 10          // bytes per second that a request body must reach after the grace
-	streamIdle  = 60 * time.Second // between two pieces of an answer
-	smallBody   = 8 << 10          // is read whole ahead of forwarding, so that it can be sent again
-	lookAfter   = 200 * time.Millisecond
-	maxInterims = 16 // 1xx answers before the final one
+	bodyGrace   = 10 * time.Second       // ahead of any rate
+	bodyRate    = 1 << 10                // bytes per second that a request body must reach after the grace
+	streamIdle  = 60 * time.Second       // between two pieces of an answer
+	smallBody   = 8 << 10                // is read whole ahead of forwarding, so that it can be sent again
+	lookAfter   = 200 * time.Millisecond // how often a wait for a head looks after the client
+	lookStream  = time.Second            // and one for more of a body
+	maxInterims = 16                     // 1xx answers before the final one
 )
 
 // bodyDeadline is when a body of which n bytes have come must have given more.

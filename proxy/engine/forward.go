@@ -302,9 +302,7 @@ func (f *forwarding) relay(kind http1.Body) (toClient, fromUpstream error) {
 		if toClient = f.cl.flush(); toClient != nil {
 			return toClient, nil
 		}
-		now := time.Now()
-		f.conn.ArmRead(now, streamIdle, f.x.Deadline)
-		if err := f.conn.More(); err != nil {
+		if err := f.more(); err != nil {
 			if kind == http1.UntilClose && cleanEnd(err) {
 				return nil, nil
 			}
@@ -312,6 +310,30 @@ func (f *forwarding) relay(kind http1.Body) (toClient, fromUpstream error) {
 		}
 	}
 	return nil, nil
+}
+
+// more waits for the next piece of the upstream's body: at most the idle time of a stream and not past the deadline.
+// Meanwhile it looks whether the client is still there and whether the request's body has failed.
+func (f *forwarding) more() error {
+	begin := time.Now()
+	limit := begin.Add(streamIdle)
+	if f.x.Deadline.Before(limit) {
+		limit = f.x.Deadline
+	}
+	for now := begin; ; now = time.Now() {
+		f.conn.ArmRead(now, lookStream, limit)
+		if f.up.failed() != reason.None {
+			return errClientGone
+		}
+		err := f.conn.More()
+		if !errors.Is(err, os.ErrDeadlineExceeded) || !now.Before(limit) {
+			f.x.Waited += time.Since(begin)
+			return err
+		}
+		if f.cl.gone() {
+			return errClientGone
+		}
+	}
 }
 
 // cleanEnd: over TLS an end without close_notify is a truncation.
