@@ -87,7 +87,27 @@ func (r *Request) parseLine(b []byte) (int, error) {
 		return 0, ErrSyntax
 	}
 	r.Minor = b[i+8] - '0'
+	if !validEscapes(b[t0:i]) {
+		return 0, ErrSyntax
+	}
 	return i + 11, r.splitTarget(b[t0:i], t0)
+}
+
+// validEscapes refuses a '%' without two hex digits ahead of the query.
+func validEscapes(t []byte) bool {
+	if q := bytes.IndexByte(t, '?'); q >= 0 {
+		t = t[:q]
+	}
+	for {
+		i := bytes.IndexByte(t, '%')
+		if i < 0 {
+			return true
+		}
+		if i+2 >= len(t) || class[t[i+1]]&class[t[i+2]]&isHex == 0 {
+			return false
+		}
+		t = t[i+3:]
+	}
 }
 
 // splitTarget takes the four forms of RFC 9112, section 3.2, apart.

@@ -1,0 +1,291 @@
+package engine
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cellgate/cellgate/reason"
+)
+
+const ok = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+// G23.
+func TestEarlyAnswerIsDeliveredAndTheConnectionClosed(t *testing.T) {
+	up := scripted(t, func(_ int, c *raw) {
+		_, _ = c.r.Peek(1)
+		c.send("HTTP/1.1 413 Content Too Large\r\nContent-Length: 3\r\nConnection: close\r\n\r\nbig")
+	})
+	w := start(t, up, setup{})
+	c := w.dial()
+	go func() {
+		_, _ = io.WriteString(c, "POST / HTTP/1.1\r\nHost: a.example\r\nContent-Length: 9000000\r\n\r\n")
+		for range 900 {
+			if _, err := c.Write(make([]byte, 10000)); err != nil {
+				return
+			}
+		}
+	}()
+	res, body, err := c.answer("POST")
+	if err != nil || res.StatusCode != 413 || body != "big" || !res.Close {
+		t.Fatalf("%v %d %q close=%v", err, res.StatusCode, body, res.Close)
+	}
+}
+
+// G27.
+func TestUpstreamThatDiesMidBodyIsSeenAsTruncation(t *testing.T) {
+	for name, head := range map[string]string{
+		"counted":   "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nabc",
+		"chunked":   "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n",
+		"bad chunk": "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\nzz\r\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := start(t, scripted(t, func(_ int, c *raw) { c.request(); c.send(head) }), setup{})
+			c := w.dial().send(get("/"))
+			if res, body, err := c.answer("GET"); err == nil || res.StatusCode != 200 || body != "abc" {
+				t.Fatalf("%d %q %v", res.StatusCode, body, err)
+			}
+			if r := <-w.logged; !r.Truncated || r.Status != 200 {
+				t.Fatalf("%+v", r)
+			}
+		})
+	}
+}
+
+// G37 and G7: no body whatever the upstream sends, its length kept, and stray bytes never reach the next client.
+func TestAnswersWithoutBodyAndWhatIsSentBehindThem(t *testing.T) {
+	stray := "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nforged"
+	for name, c := range map[string]struct{ method, answer, length string }{
+		"HEAD": {"HEAD", "HTTP/1.1 200 OK\r\nContent-Length: 44\r\n\r\n", "44"},
+		"304":  {"GET", "HTTP/1.1 304 Not Modified\r\nContent-Length: 44\r\n\r\n", "44"},
+		"204":  {"GET", "HTTP/1.1 204 No Content\r\nContent-Length: 44\r\n\r\n", ""},
+	} {
+		for _, late := range []time.Duration{0, 30 * time.Millisecond} {
+			t.Run(fmt.Sprint(name, late), func(t *testing.T) {
+				up := scripted(t, func(n int, u *raw) {
+					if _, _, alive := u.request(); !alive {
+						return
+					}
+					if n > 1 {
+						u.send(ok)
+						return
+					}
+					u.send(c.answer)
+					time.Sleep(late)
+					u.send(stray)
+					_, _ = u.r.Peek(1)
+				})
+				w := start(t, up, setup{})
+				conn := w.dial().send(c.method + " / HTTP/1.1\r\nHost: a.example\r\n\r\n")
+				res, body, err := conn.answer(c.method)
+				if err != nil || body != "" || res.Header.Get("Content-Length") != c.length {
+					t.Fatalf("%v %q %v", err, body, res.Header)
+				}
+				time.Sleep(2 * late)
+				if _, body, _ := conn.send(get("/")).answer("GET"); body != "ok" {
+					t.Fatalf("the next answer is %q", body)
+				}
+			})
+		}
+	}
+}
+
+func TestStalePooledConnectionIsRetriedOnceForReadsOnly(t *testing.T) {
+	var posts atomic.Int32
+	up := scripted(t, func(n int, c *raw) {
+		for i := 0; ; i++ {
+			req, _, alive := c.request()
+			if !alive {
+				return
+			}
+			if req.Method == "POST" {
+				posts.Add(1)
+			}
+			if i > 0 && n == 1 {
+				return // breaks once the second request is there
+			}
+			c.send(ok)
+		}
+	})
+	w := start(t, up, setup{})
+	c := w.dial()
+	for range 2 {
+		if res, body, _ := c.send(get("/")).answer("GET"); res.StatusCode != 200 || body != "ok" {
+			t.Fatalf("%d %q", res.StatusCode, body)
+		}
+	}
+	if posts.Load() != 0 {
+		t.Fatal("no POST was sent")
+	}
+}
+
+func TestAPostWhoseBytesLeftIsNotRepeated(t *testing.T) {
+	var seen atomic.Int32
+	up := scripted(t, func(n int, c *raw) {
+		for i := 0; ; i++ {
+			req, _, alive := c.request()
+			if !alive {
+				return
+			}
+			if req.Method == "POST" {
+				seen.Add(1)
+				return
+			}
+			c.send(ok)
+		}
+	})
+	w := start(t, up, setup{document: strings.Replace(plainDocument, "timeout: 3s", "timeout: 3s, retry: {attempts: 2, conditions: [connect-failure, reset-before-headers, \"503\"]}", 1)})
+	c := w.dial()
+	c.send(get("/")).answer("GET")
+	res, body, _ := c.send("POST / HTTP/1.1\r\nHost: a.example\r\nContent-Length: 2\r\n\r\nhi").answer("POST")
+	problem(t, res, body, reason.UpstreamReset)
+	if seen.Load() != 1 {
+		t.Fatalf("the upstream saw the POST %d times", seen.Load())
+	}
+}
+
+func TestAReadIsRepeatedOnAnotherEndpoint(t *testing.T) {
+	dead := listen(t)
+	dead.Close()
+	good := scripted(t, func(_ int, c *raw) {
+		for {
+			if _, _, alive := c.request(); !alive {
+				return
+			}
+			c.send(ok)
+		}
+	})
+	doc := strings.Replace(plainDocument, "timeout: 3s", "timeout: 3s, retry: {attempts: 1, conditions: [connect-failure]}", 1)
+	doc = strings.Replace(doc, `["UP"]`, `["UP", "`+dead.Addr().String()+`"]`, 1)
+	w := start(t, good, setup{document: doc})
+	c := w.dial()
+	for range 20 {
+		for _, req := range []string{get("/"), "POST / HTTP/1.1\r\nHost: a.example\r\nContent-Length: 2\r\n\r\nhi"} {
+			if res, _, _ := c.send(req).answer("GET"); res.StatusCode != 200 {
+				t.Fatalf("%d although an endpoint works", res.StatusCode)
+			}
+		}
+	}
+}
+
+func TestUpstreamFaultsHaveTheirReasons(t *testing.T) {
+	slow := strings.Replace(plainDocument, "timeout: 3s", "timeout: 150ms", 1)
+	for name, c := range map[string]struct {
+		script   func(int, *raw)
+		document string
+		why      reason.Reason
+	}{
+		"reset":       {func(_ int, c *raw) { c.request() }, "", reason.UpstreamReset},
+		"half a head": {func(_ int, c *raw) { c.request(); c.send("HTTP/1.1 200 OK\r\nX: ") }, "", reason.UpstreamReset},
+		"garbage":     {func(_ int, c *raw) { c.request(); c.send("SSH-2.0\r\n\r\n") }, "", reason.UpstreamInvalid},
+		"two lengths": {func(_ int, c *raw) {
+			c.request()
+			c.send("HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nx")
+		}, "", reason.UpstreamInvalid},
+		"101":     {func(_ int, c *raw) { c.request(); c.send("HTTP/1.1 101 Switching Protocols\r\n\r\n"); c.request() }, "", reason.UpstreamInvalid},
+		"silence": {func(_ int, c *raw) { c.request(); c.request() }, slow, reason.UpstreamTimeout},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := start(t, scripted(t, c.script), setup{document: c.document})
+			began := time.Now()
+			res, body, _ := w.dial().send(get("/")).answer("GET")
+			problem(t, res, body, c.why)
+			if took := time.Since(began); took > time.Second {
+				t.Fatalf("took %v", took)
+			}
+		})
+	}
+}
+
+func TestInterimAnswersAreNotTheAnswer(t *testing.T) {
+	w := start(t, scripted(t, func(_ int, c *raw) {
+		c.request()
+		c.send("HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n" + ok)
+	}), setup{})
+	if res, body, _ := w.dial().send(get("/")).answer("GET"); res.StatusCode != 200 || body != "ok" {
+		t.Fatalf("%d %q", res.StatusCode, body)
+	}
+}
+
+func TestClientThatLeavesCancelsItsUpstream(t *testing.T) {
+	cancelled := make(chan time.Duration, 1)
+	w := start(t, scripted(t, func(_ int, c *raw) {
+		c.request()
+		began := time.Now()
+		_, _ = c.r.ReadByte()
+		cancelled <- time.Since(began)
+	}), setup{})
+	c := w.dial().send(get("/"))
+	time.Sleep(20 * time.Millisecond)
+	c.Close()
+	if took := <-cancelled; took > time.Second {
+		t.Fatalf("the upstream was kept busy for %v", took)
+	}
+	if r := <-w.logged; r.Status != 499 || r.Reason != reason.ClientGone {
+		t.Fatalf("%+v", r)
+	}
+}
+
+func TestFullPoolRefusesAtOnce(t *testing.T) {
+	release := make(chan struct{})
+	up := scripted(t, func(_ int, c *raw) {
+		c.request()
+		<-release
+		c.send(ok)
+	})
+	doc := strings.Replace(plainDocument, `["UP"]`, `["UP"], pool: {max_connections: 1, max_pending: 1}`, 1)
+	w := start(t, up, setup{document: doc})
+	first := w.dial().send(get("/"))
+	time.Sleep(30 * time.Millisecond)
+	second := w.dial().send(get("/"))
+	time.Sleep(30 * time.Millisecond)
+	began := time.Now()
+	res, body, _ := w.dial().send(get("/")).answer("GET")
+	problem(t, res, body, reason.PoolFull)
+	if res.Header.Get("Retry-After") == "" || time.Since(began) > 200*time.Millisecond {
+		t.Fatalf("%v after %v", res.Header, time.Since(began))
+	}
+	close(release)
+	for _, c := range []*raw{first, second} {
+		if res, _, _ := c.answer("GET"); res.StatusCode != 200 {
+			t.Fatalf("%d for one that had a place", res.StatusCode)
+		}
+	}
+}
+
+func TestDeadlineOfTheClientReachesTheUpstream(t *testing.T) {
+	w := start(t, handler(t, echo), setup{})
+	res, _, _ := w.dial().send("GET / HTTP/1.1\r\nHost: a.example\r\nX-Request-Timeout-Ms: 400\r\n\r\n").answer("GET")
+	var ms int
+	if _, err := fmt.Sscan(res.Header.Get("Seen-X-Request-Timeout-Ms"), &ms); err != nil || ms < 300 || ms > 390 {
+		t.Fatalf("the upstream was given %q ms", res.Header.Get("Seen-X-Request-Timeout-Ms"))
+	}
+}
+
+// The body that was chunked with tricks arrives as new chunks, and nothing behind it becomes a request of its own.
+func TestNothingIsSmuggledBehindABody(t *testing.T) {
+	var uris atomic.Int32
+	up := scripted(t, func(_ int, c *raw) {
+		for {
+			req, _, alive := c.request()
+			if !alive {
+				return
+			}
+			if req.URL.Path == "/hidden" {
+				uris.Add(1)
+			}
+			c.send(ok)
+		}
+	})
+	w := start(t, up, setup{})
+	c := w.dial().send("POST / HTTP/1.1\r\nHost: a.example\r\nTransfer_Encoding: chunked\r\nContent-Length: 45\r\n\r\n0\r\n\r\nGET /hidden HTTP/1.1\r\nHost: a.example\r\n\r\n")
+	if res, _, _ := c.answer("POST"); res.StatusCode != 200 {
+		t.Fatalf("%d", res.StatusCode)
+	}
+	if uris.Load() != 0 {
+		t.Fatal("the body's second part was a request")
+	}
+}

@@ -1,0 +1,254 @@
+package engine
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/cellgate/cellgate/proxy"
+	"github.com/cellgate/cellgate/proxy/callers"
+	"github.com/cellgate/cellgate/proxy/program"
+	"github.com/cellgate/cellgate/proxy/upstream"
+	"github.com/cellgate/cellgate/reason"
+	"github.com/cellgate/cellgate/snapshot"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// compile makes the program of a document; UP in it stands for the upstream's address.
+func compile(t testing.TB, number uint64, document, up string) *program.Program {
+	t.Helper()
+	cfg, problems := snapshot.Decode([]snapshot.File{{Name: "doc.yaml", Data: []byte(strings.ReplaceAll(document, "UP", up))}}, snapshot.Loopback())
+	if err := problems.Err(); err != nil {
+		t.Fatal(err)
+	}
+	snap, err := snapshot.Seal(cfg, snapshot.Meta{Number: number, Created: time.Unix(1e9, 0), Author: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := program.Compile(snap, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+const plainDocument = `
+version: v1
+routes:
+  - {id: any, match: {host: a.example, path_prefix: /, allow_catch_all: true}, upstream: up, timeout: 3s}
+upstreams:
+  - {id: up, endpoints: ["UP"]}
+`
+
+// nobody is the authenticator of documents without policies.
+type nobody struct{}
+
+func (nobody) Authenticate(*proxy.Credentials, *proxy.Identity, time.Time) (reason.Reason, <-chan struct{}) {
+	return reason.AuthUnavailable, nil
+}
+
+// records keeps what the recorder is told.
+type records struct{ ch chan proxy.Record }
+
+func (r records) Record(x *proxy.Record) {
+	c := *x
+	c.Method, c.Host, c.Path, c.RequestID = strings.Clone(c.Method), strings.Clone(c.Host), strings.Clone(c.Path), strings.Clone(c.RequestID)
+	select {
+	case r.ch <- c:
+	default:
+	}
+}
+
+// world is one engine on loopback in front of one upstream.
+type world struct {
+	t      testing.TB
+	server *proxy.Server
+	engine *Engine
+	addr   string
+	logged chan proxy.Record
+	stop   context.CancelFunc
+	ended  chan error
+}
+
+type setup struct {
+	document string
+	auth     proxy.Authenticator
+	engine   Options
+	tls      *tls.Config
+	silent   bool // no recorder
+}
+
+func start(t testing.TB, up string, s setup) *world {
+	t.Helper()
+	if s.document == "" {
+		s.document = plainDocument
+	}
+	if s.auth == nil {
+		s.auth = nobody{}
+	}
+	w := &world{t: t, logged: make(chan proxy.Record, 100), ended: make(chan error, 2)}
+	opts := proxy.Options{Auth: s.auth, Limits: callers.NewLimiter(time.Now()), Upstream: upstream.Options{Allow: snapshot.Loopback()}}
+	if !s.silent {
+		opts.Recorders = []proxy.Recorder{records{w.logged}}
+	}
+	w.server = proxy.New(opts)
+	if err := w.server.Apply(compile(t, 1, s.document, up), 1); err != nil {
+		t.Fatal(err)
+	}
+	l := listen(t)
+	w.addr = l.Addr().String()
+	if s.engine.HardStop == 0 {
+		s.engine.HardStop = time.Second
+	}
+	w.engine = New(w.server, s.engine)
+	ctx, stop := context.WithCancel(context.Background())
+	w.stop = stop
+	go func() { w.ended <- w.server.Run(ctx) }()
+	go func() { w.ended <- w.engine.Run(ctx, Listener{Listener: l, TLS: s.tls}) }()
+	t.Cleanup(func() {
+		stop()
+		for range 2 {
+			if err := <-w.ended; err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	return w
+}
+
+func listen(t testing.TB) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.22.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// client is a raw connection.
+type raw struct {
+	net.Conn
+	r *bufio.Reader
+	t testing.TB
+}
+
+func (w *world) dial() *raw {
+	w.t.Helper()
+	c, err := net.Dial("tcp", w.addr)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { c.Close() })
+	_ = c.SetDeadline(time.Now().Add(8 * time.Second))
+	return &raw{c, bufio.NewReader(c), w.t}
+}
+
+func (c *raw) send(s string) *raw {
+	c.t.Helper()
+	if _, err := io.WriteString(c, s); err != nil {
+		c.t.Fatal(err)
+	}
+	return c
+}
+
+// answer reads one answer with its body; err is that of the body.
+func (c *raw) answer(method string) (*http.Response, string, error) {
+	c.t.Helper()
+	res, err := http.ReadResponse(c.r, &http.Request{Method: method})
+	if err != nil {
+		c.t.Fatalf("no answer: %v", err)
+	}
+	b, err := io.ReadAll(res.Body)
+	return res, string(b), err
+}
+
+// closed says that nothing more comes.
+func (c *raw) closed() {
+	c.t.Helper()
+	if b, err := c.r.ReadByte(); err == nil {
+		c.t.Fatalf("the connection goes on with %q", b)
+	}
+}
+
+func get(path string) string { return "GET " + path + " HTTP/1.1\r\nHost: a.example\r\n\r\n" }
+
+// problem checks that an answer is the gateway's own, for this reason.
+func problem(t testing.TB, res *http.Response, body string, why reason.Reason) {
+	t.Helper()
+	var doc struct {
+		Type, Title, Reason string
+		Status              int
+		RequestID           string `json:"request_id"`
+	}
+	if err := json.Unmarshal([]byte(body), &doc); err != nil {
+		t.Fatalf("%d %q: %v", res.StatusCode, body, err)
+	}
+	if res.StatusCode != why.Status() || doc.Reason != why.String() || doc.Status != why.Status() || doc.Title != why.Title() ||
+		res.Header.Get("Content-Type") != "application/problem+json" || res.Header.Get("X-Cellgate-Reason") != why.String() ||
+		doc.RequestID == "" || doc.RequestID != res.Header.Get("X-Request-Id") {
+		t.Fatalf("%d %v %s, want %v", res.StatusCode, res.Header, body, why)
+	}
+}
+
+// scripted is an upstream that hands every connection to a script.
+func scripted(t testing.TB, script func(n int, c *raw)) string {
+	l := listen(t)
+	done := make(chan struct{})
+	t.Cleanup(func() { l.Close(); <-done })
+	go func() {
+		defer close(done)
+		for n := 1; ; n++ {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_ = c.SetDeadline(time.Now().Add(8 * time.Second))
+			r := &raw{c, bufio.NewReader(c), t}
+			go func() {
+				defer c.Close()
+				script(n, r)
+			}()
+		}
+	}()
+	return l.Addr().String()
+}
+
+// request reads one request with its body in a script; ok is false at the end of the connection.
+func (c *raw) request() (*http.Request, string, bool) {
+	req, err := http.ReadRequest(c.r)
+	if err != nil {
+		return nil, "", false
+	}
+	b, err := io.ReadAll(req.Body)
+	return req, string(b), err == nil
+}
+
+// handler is an upstream of net/http.
+func handler(t testing.TB, h http.HandlerFunc) string {
+	l := listen(t)
+	s := &http.Server{Handler: h}
+	go func() { _ = s.Serve(l) }()
+	t.Cleanup(func() { s.Close() })
+	return l.Addr().String()
+}
+
+func echo(w http.ResponseWriter, r *http.Request) {
+	b, _ := io.ReadAll(r.Body)
+	w.Header().Set("X-Seen", r.Method+" "+r.Host+" "+r.RequestURI)
+	for _, k := range []string{"X-Forwarded-For", "X-Forwarded-Proto", "X-Forwarded-Host", "X-Real-Ip", "Forwarded", "X-Caller", "X-Request-Id", "X-Named", "Connection", "X-Request-Timeout-Ms"} {
+		for _, v := range r.Header.Values(k) {
+			w.Header().Add("Seen-"+k, v)
+		}
+	}
+	_, _ = w.Write(b)
+}
