@@ -1,6 +1,7 @@
 package globalrouter
 
 import (
+	"bytes"
 	"encoding/binary"
 	"net/netip"
 
@@ -19,7 +20,7 @@ func (t *Table) slow(s *answer.Scratch, packet []byte, source netip.Addr, limit 
 		return nil
 	}
 	q := new(dns.Msg)
-	if err := q.Unpack(packet); err != nil {
+	if err := q.Unpack(withoutOptions(packet)); err != nil {
 		return bare(packet, dns.RcodeFormatError)
 	}
 	r := new(dns.Msg)
@@ -79,11 +80,11 @@ func (e *edns) read(q *dns.Msg, packet []byte) bool {
 	e.present, e.do, e.version = true, opt.Do(), opt.Version()
 	e.limit = min(max(int(opt.UDPSize()), 512), answer.MaxUDP)
 	seen := false
-	for code, data := range rawOptions(packet) {
-		if code != answer.OptionECS {
+	for o := range rawOptions(packet) {
+		if o.code != answer.OptionECS {
 			continue
 		}
-		if seen || !e.ecs.Parse(data) {
+		if seen || !e.ecs.Parse(o.data) {
 			e.ecs.Len = 0
 			return false
 		}
@@ -92,10 +93,27 @@ func (e *edns) read(q *dns.Msg, packet []byte) bool {
 	return true
 }
 
-// rawOptions yields the options of the OPT record as they came; the library does not keep their exact bytes.
-// The packet has been unpacked by the library, so that its lengths are sound.
-func rawOptions(b []byte) func(func(uint16, []byte) bool) {
-	return func(yield func(uint16, []byte) bool) {
+// withoutOptions is a copy whose EDNS options have a code for local use, which the library reads as plain bytes:
+// it would refuse the whole packet for an option that we ignore, and not keep the exact bytes of one that we echo.
+func withoutOptions(packet []byte) []byte {
+	const local = 65001
+	b := bytes.Clone(packet)
+	for o := range rawOptions(packet) {
+		binary.BigEndian.PutUint16(b[o.at:], local)
+	}
+	return b
+}
+
+// option is one EDNS option at its place in the packet.
+type option struct {
+	at   int
+	code uint16
+	data []byte
+}
+
+// rawOptions yields the options of all OPT records as they came, as far as the packet can be read.
+func rawOptions(b []byte) func(func(option) bool) {
+	return func(yield func(option) bool) {
 		p := 12
 		for range binary.BigEndian.Uint16(b[4:]) {
 			p = skipName(b, p) + 4
@@ -112,7 +130,7 @@ func rawOptions(b []byte) func(func(uint16, []byte) bool) {
 			}
 			for o := p + 10; rtype == dns.TypeOPT && o+4 <= end; {
 				l := int(binary.BigEndian.Uint16(b[o+2:]))
-				if o+4+l > end || !yield(binary.BigEndian.Uint16(b[o:]), b[o+4:o+4+l]) {
+				if o+4+l > end || !yield(option{o, binary.BigEndian.Uint16(b[o:]), b[o+4 : o+4+l]}) {
 					return
 				}
 				o += 4 + l
@@ -310,8 +328,15 @@ func (l *lookup) missing(rcode int) {
 	}
 	soa := dns.Copy(l.zone.soa)
 	soa.Header().Ttl = l.fast.NegativeTTL()
+	soa.Header().Name = suffix(l.r.Question[0].Name, dns.CountLabel(l.zone.soa.Hdr.Name))
 	l.r.Rcode = rcode
 	l.r.Ns = append(l.r.Ns, soa)
+}
+
+// suffix is the last n labels, in the case of the question: that is how the origin is spelt when it points into it.
+func suffix(name string, n int) string {
+	at := dns.Split(name)
+	return name[at[len(at)-n]:]
 }
 
 // refer is a delegation: its NS records, and the addresses below it that the zone knows.

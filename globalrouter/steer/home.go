@@ -1,6 +1,9 @@
 package steer
 
-import "slices"
+import (
+	"math"
+	"slices"
+)
 
 // home lists the cells that are home to the atom: the nearest one that takes clients and those within the band of it,
 // in the order of the topology. When none takes clients, it is judged as if all were healthy, and then as if none were ordered away.
@@ -19,21 +22,18 @@ func (w *work) home(s, l int) []int {
 
 func (w *work) nearestBand(s, l int, fit func(kind) bool) []int {
 	lat := w.next.Plan.Localities[l].LatencyMS
-	var out []int
-	nearest := int32(0)
-	for _, c := range w.byLatency(l) {
-		if !w.member[s][c] || !fit(w.cells[c].kind) {
-			continue
+	nearest := int32(math.MaxInt32)
+	for _, c := range w.next.Plan.Sets[s].Cells {
+		if fit(w.cells[c].kind) {
+			nearest = min(nearest, lat[c])
 		}
-		if len(out) == 0 {
-			nearest = lat[c]
-		}
-		if lat[c] > nearest+band {
-			break
-		}
-		out = append(out, c)
 	}
-	slices.Sort(out)
+	var out []int
+	for _, c := range w.next.Plan.Sets[s].Cells {
+		if fit(w.cells[c].kind) && lat[c]-band <= nearest {
+			out = append(out, int(c))
+		}
+	}
 	return out
 }
 
@@ -94,13 +94,13 @@ func (w *work) returns(s, l int) []homeward {
 		share[c] = int64((i+1)*Slots/len(h) - i*Slots/len(h))
 	}
 	var out []homeward
-	order := w.byLatency(l)
 	for _, to := range h {
 		cell := &w.cells[to]
 		want := share[to]*cell.ramp/whole - n[to]
 		if cell.kind != live || want < 2 {
 			continue
 		}
+		order := w.byLatency(l)
 		for i := len(order) - 1; i >= 0 && want > 0; i-- {
 			from := order[i]
 			if spare := n[from] - share[from]; from != to && spare > 0 && w.cells[from].kind == live {

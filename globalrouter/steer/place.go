@@ -12,6 +12,7 @@ import (
 // the others stay where they are when no level of the ladder has room.
 type piece struct {
 	set, loc, from, n int
+	at                int // no slot before it is owned by from
 	forced            bool
 }
 
@@ -112,23 +113,32 @@ func (w *work) collect(pieces []piece, s, l int) []piece {
 // fill places as much of the pieces as fits below the level.
 func (w *work) fill(pieces []piece, percent int64, limit func(*cell, int64) int64) {
 	for i := range pieces {
-		p := &pieces[i]
-		for p.n > 0 {
-			to := w.nearest(p.set, p.loc, p.from, func(c *cell) int64 { return limit(c, percent) / 100 * 99 })
-			if to < 0 {
-				break
-			}
-			w.move(p, to)
+		w.shift(&pieces[i], func() bool { return true }, func(c *cell) int64 { return limit(c, percent) / 100 * 99 })
+	}
+}
+
+// shift moves the piece's slots to the nearest cells that have room, while more and room last.
+func (w *work) shift(p *piece, more func() bool, limit func(*cell) int64) {
+	if p.n == 0 {
+		return
+	}
+	owned := counts(w.next.Plan.Rows[p.set][p.loc], len(w.cells))
+	for p.n > 0 && more() {
+		to := w.nearest(p.set, p.loc, p.from, owned, limit)
+		if to < 0 {
+			return
 		}
+		w.move(p, to)
+		owned[to]++
 	}
 }
 
 // nearest is the cell with room for one more slot of the atom at the least latency. Cells within the band of it count as
 // equally near; of these the one that owns the fewest slots of the atom is taken, so that an atom is split evenly.
-func (w *work) nearest(s, l, from int, limit func(*cell) int64) int {
+func (w *work) nearest(s, l, from int, owned []int64, limit func(*cell) int64) int {
 	d, best := int64(w.next.Demand[s][l]), w.bestRank(s)
 	lat := w.next.Plan.Localities[l].LatencyMS
-	to, least, first := -1, 0, int32(0)
+	to, least, first := -1, int64(0), int32(0)
 	for _, c := range w.byLatency(l) {
 		if to >= 0 && lat[c] > first+band {
 			break
@@ -137,7 +147,7 @@ func (w *work) nearest(s, l, from int, limit func(*cell) int64) int {
 		if c == from || !w.member[s][c] || cell.kind.rank() > best || cell.granted+d > limit(cell) {
 			continue
 		}
-		n := w.next.Plan.Rows[s][l].count(c)
+		n := owned[c]
 		if to < 0 {
 			first = lat[c]
 		}
@@ -166,8 +176,10 @@ func (w *work) byLatency(l int) []int {
 // move gives one slot of the piece to another cell and charges it there in full.
 func (w *work) move(p *piece, to int) {
 	row, d := w.next.Plan.Rows[p.set][p.loc], int64(w.next.Demand[p.set][p.loc])
-	i := slices.Index(row, uint16(p.from))
-	row[i] = uint16(to)
+	for row[p.at] != uint16(p.from) {
+		p.at++
+	}
+	row[p.at] = uint16(to)
 	w.cells[to].granted += d
 	if !p.forced && p.from != nobody {
 		w.cells[p.from].granted -= d
@@ -205,13 +217,7 @@ func (w *work) relieve(percent int64) {
 			continue
 		}
 		for _, p := range w.guests(c) {
-			for p.n > 0 && full.granted > full.cap(percent) {
-				to := w.nearest(p.set, p.loc, c, func(o *cell) int64 { return o.ramped(percent) / 100 * 99 })
-				if to < 0 {
-					break
-				}
-				w.move(&p, to)
-			}
+			w.shift(&p, func() bool { return full.granted > full.cap(percent) }, func(o *cell) int64 { return o.ramped(percent) / 100 * 99 })
 		}
 	}
 }

@@ -2,6 +2,7 @@ package steer
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/netip"
 	"reflect"
 	"testing"
@@ -221,4 +222,27 @@ func TestDryRunSaysWhereTheTrafficGoes(t *testing.T) {
 	if out = DryRun(Step(s, in, t0.Add(time.Hour)), in, cells.Evacuation{Cell: "eu/a"}, t0.Add(time.Hour)); out.Refused == "" {
 		t.Error("the last cell may be evacuated")
 	}
+}
+
+// bigInputs is 200 cells in 2,000 regions' localities: ten regions have cells, the others only clients.
+func bigInputs() Inputs {
+	var t cells.Topology
+	for r := range 2000 {
+		reg := cells.Region{ID: cells.RegionID(fmt.Sprintf("r%04d", r))}
+		for c := 0; r < 10 && c < 20; c++ {
+			reg.Cells = append(reg.Cells, cells.Cell{
+				ID: cells.CellID(fmt.Sprintf("r%04d/%02d", r, c)), HTTPS: 443, Limit: 1_000_000,
+				Addresses: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, byte(r), byte(c)})},
+			})
+		}
+		t.Regions = append(t.Regions, reg)
+	}
+	for i := range 2000 {
+		row := make([]int32, 10)
+		for j := range row {
+			row[j] = int32((i*7+j*31)%150 + 5)
+		}
+		t.LatencyMS = append(t.LatencyMS, row)
+	}
+	return inputs(t)
 }

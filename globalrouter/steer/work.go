@@ -99,14 +99,18 @@ func (w *work) layCells(old *State) {
 func (w *work) layLocalities() {
 	p, t := &w.next.Plan, &w.in.Topology
 	p.Localities = []Locality{{ID: Unknown, LatencyMS: make([]int32, len(p.Cells))}}
-	for i, r := range t.Regions {
-		l := Locality{ID: string(r.ID), Prefixes: masked(r.Clients)}
-		for j, to := range t.Regions {
-			for _, c := range to.Cells {
-				if len(c.Addresses) > 0 && len(l.LatencyMS) < len(p.Cells) {
-					l.LatencyMS = append(l.LatencyMS, t.Latency(i, j))
-				}
+	var at []int // region of each cell
+	for j, r := range t.Regions {
+		for _, c := range r.Cells {
+			if len(c.Addresses) > 0 && len(at) < len(p.Cells) {
+				at = append(at, j)
 			}
+		}
+	}
+	for i, r := range t.Regions {
+		l := Locality{ID: string(r.ID), Prefixes: masked(r.Clients), LatencyMS: make([]int32, len(at))}
+		for c, j := range at {
+			l.LatencyMS[c] = t.Latency(i, j)
 		}
 		p.Localities = append(p.Localities, l)
 	}
