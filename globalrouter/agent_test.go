@@ -1,0 +1,139 @@
+package globalrouter
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/cellgate/cellgate/globalrouter/steer"
+)
+
+// sealed stands for a signed envelope: the payload behind a word.
+func sealed(p *steer.Plan) []byte {
+	raw, _ := json.Marshal(p)
+	return append([]byte("signed:"), raw...)
+}
+
+func testAgent(t *testing.T, dir string) *Agent {
+	return &Agent{
+		Dir: dir, Zone: mustZone(t, shallow(testZone)), Server: &Server{}, Log: slog.New(slog.DiscardHandler),
+		Verify: func(e []byte, now time.Time) ([]byte, error) {
+			payload, ok := bytes.CutPrefix(e, []byte("signed:"))
+			if !ok || now.IsZero() {
+				return nil, errors.New("not signed")
+			}
+			return payload, nil
+		},
+	}
+}
+
+func numbered(epoch, number uint64) *steer.Plan {
+	p := testPlan()
+	p.Epoch, p.Number = epoch, number
+	return p
+}
+
+// L6, P9: only a newer plan replaces the served one, whatever else is wrong with the other.
+func TestOlderForgedAndBrokenPlansAreRefused(t *testing.T) {
+	a := testAgent(t, filepath.Join(t.TempDir(), "plans"))
+	if err := a.Load(); err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	if err := a.Accept(sealed(numbered(5, 7)), "push", now); err != nil {
+		t.Fatal(err)
+	}
+	broken := numbered(9, 9)
+	broken.Rows[0][1][3] = 77
+	for name, e := range map[string][]byte{
+		"the same": sealed(numbered(5, 7)), "older number": sealed(numbered(5, 6)), "older epoch": sealed(numbered(4, 900)),
+		"forged": sealed(numbered(6, 8))[1:], "broken": sealed(broken), "nothing": nil, "not a plan": []byte("signed:{}"),
+	} {
+		if err := a.Accept(e, "push", now); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+		if h := a.Held(); h.Plan.Epoch != 5 || h.Plan.Number != 7 || a.Server.Table().Plan() != h.Plan {
+			t.Fatalf("%s: serving (%d, %d)", name, h.Plan.Epoch, h.Plan.Number)
+		}
+	}
+	if err := a.Accept(sealed(numbered(6, 8)), "poll", now); err != nil || a.Held().Source != "poll" {
+		t.Errorf("newer epoch: %v", err)
+	}
+}
+
+// L7: with no controller the newest readable plan on disk is served; a spoilt file costs one plan, not the service.
+func TestPlansOnDiskOutliveTheProcess(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "plans")
+	a := testAgent(t, dir)
+	if err := a.Load(); err != nil {
+		t.Fatal(err)
+	}
+	if got := told(ask(t, a.Server.Table(), query("api.gw.test.", dns.TypeA))); got != "servfail" {
+		t.Errorf("without any plan: %s", got)
+	}
+	for n := range uint64(12) {
+		if err := a.Accept(sealed(numbered(1, n+1)), "push", time.Now()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	files, _ := os.ReadDir(dir)
+	if len(files) != 3 {
+		t.Errorf("%d files, not the last 3", len(files))
+	}
+	b := testAgent(t, dir)
+	if err := b.Load(); err != nil || b.Held().Plan.Number != 12 || b.Held().Source != "disk" {
+		t.Fatalf("%v %+v", err, b.Held())
+	}
+	if got := told(ask(t, b.Server.Table(), withECS(query("api.gw.test.", dns.TypeA), 1, 24, 0, 6, 1, 7))); got != "noerror aa 198.51.100.1" {
+		t.Error(got)
+	}
+	newest := filepath.Join(dir, fmt.Sprintf("%020d-%020d.plan", 1, 12))
+	if err := os.WriteFile(newest, []byte("signed:{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := testAgent(t, dir)
+	if err := c.Load(); err != nil || c.Held().Plan.Number != 11 {
+		t.Errorf("after the newest was spoilt: %v %+v", err, c.Held())
+	}
+}
+
+func TestAPlanThatCannotBeStoredIsNotServed(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "plans")
+	a := testAgent(t, dir)
+	if err := a.Load(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Accept(sealed(numbered(1, 1)), "push", time.Now()); err == nil || a.Held().Plan != nil {
+		t.Errorf("%v, %+v", err, a.Held())
+	}
+}
+
+func TestNamesOutsideTheZoneAreLeftOutAndTold(t *testing.T) {
+	a := testAgent(t, filepath.Join(t.TempDir(), "plans"))
+	var log bytes.Buffer
+	a.Log = slog.New(slog.NewTextHandler(&log, nil))
+	if err := a.Load(); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Accept(sealed(testPlan("shop.example.com")), "push", time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(log.String(), "shop.example.com") {
+		t.Error("not told")
+	}
+	if got := told(ask(t, a.Server.Table(), query("shop.example.com.", dns.TypeA))); got != "refused" {
+		t.Error(got)
+	}
+}
