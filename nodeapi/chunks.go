@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"sync"
 
 	"github.com/klauspost/compress/zstd"
 )
@@ -18,23 +19,32 @@ const (
 	MaxBlob = 64 << 20
 	// MaxFetch bounds all blobs of one fetch together, compressed and decoded each.
 	MaxFetch = 512 << 20
-	// batch is how many digests one request asks for.
-	batch = 1000
 	// chunkSize is how much of a frame one Chunk carries.
 	chunkSize = 256 << 10
+	// batch is how many digests one request asks for.
+	batch = 1000
 )
+
+// encoders are idle; one is a few hundred kilobytes, and an idle one holds nothing of what it encoded.
+var encoders = sync.Pool{New: func() any {
+	enc, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(1))
+	if err != nil {
+		return nil // never with these options
+	}
+	return enc
+}}
 
 // SendBlob compresses a blob and sends it as the chunks that Fetch reads; send is the server stream's Send.
 func SendBlob(send func(*Chunk) error, digest string, blob []byte) error {
 	if len(blob) > MaxBlob {
 		return fmt.Errorf("nodeapi: blob %s has %d bytes, more than %d", digest, len(blob), MaxBlob)
 	}
-	enc, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(1))
-	if err != nil {
-		return fmt.Errorf("nodeapi: %w", err)
+	enc, ok := encoders.Get().(*zstd.Encoder)
+	if !ok {
+		return errors.New("nodeapi: no zstd encoder")
 	}
-	defer enc.Close()
 	frame := enc.EncodeAll(blob, nil)
+	encoders.Put(enc)
 	for {
 		n := min(len(frame), chunkSize)
 		last := n == len(frame)

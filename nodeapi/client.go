@@ -193,8 +193,7 @@ func (c *Client) dial(ctx context.Context, addr string) (*grpc.ClientConn, error
 }
 
 // pulse asks the peer for nothing and waits for its answer. An answer of any kind, also a refusal, proves that it lives.
-// gRPC's own keepalive can't do this: its least interval is 10 s, and a stopped
-// process's kernel still acknowledges.
+// gRPC's own keepalive can't do this: its least interval is 10 s, and a stopped process's kernel still acknowledges.
 func pulse(ctx context.Context, conn *grpc.ClientConn, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

@@ -88,7 +88,7 @@ func (c *controller) Fetch(r *FetchRequest, s grpc.ServerStreamingServer[Chunk])
 	defer c.mu.Unlock()
 	for _, d := range r.GetDigests() {
 		if b, ok := c.blobs[d]; ok {
-			if err := sendBlob(s.Send, d, b); err != nil {
+			if err := SendBlob(s.Send, d, b); err != nil {
 				return err
 			}
 		}
@@ -405,27 +405,6 @@ func TestPollIsASecondPath(t *testing.T) {
 	})
 }
 
-// sendBlob sends a blob as a controller does.
-func sendBlob(send func(*Chunk) error, digest string, blob []byte) error {
-	enc, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(1))
-	if err != nil {
-		return err
-	}
-	defer enc.Close()
-	frame := enc.EncodeAll(blob, nil)
-	for {
-		n := min(len(frame), 64<<10)
-		last := n == len(frame)
-		if err := send(&Chunk{Digest: digest, Data: frame[:n], Last: last}); err != nil {
-			return err
-		}
-		if last {
-			return nil
-		}
-		frame = frame[n:]
-	}
-}
-
 func digest(b []byte) string { s := sha256.Sum256(b); return hex.EncodeToString(s[:]) }
 
 func TestFetchGivesAllBlobsVerified(t *testing.T) {
@@ -478,6 +457,10 @@ func TestFetchFillsGapsFromAnotherControllerAndRefusesForgedBlobs(t *testing.T) 
 }
 
 func TestAssemblyRefusesWhatIsTooLargeOrUnasked(t *testing.T) {
+	bomb := make([]byte, MaxBlob+1)
+	if err := SendBlob(func(*Chunk) error { return nil }, "d", bomb); err == nil {
+		t.Fatal("a blob above the bound was sent")
+	}
 	a, err := newAssembly([]string{"d"})
 	if err != nil {
 		t.Fatal(err)
@@ -490,7 +473,8 @@ func TestAssemblyRefusesWhatIsTooLargeOrUnasked(t *testing.T) {
 		t.Fatal("took garbage")
 	}
 	a.restart()
-	if err := sendBlob(a.add, "d", make([]byte, MaxBlob+1)); err == nil || !strings.Contains(err.Error(), "exceed") {
+	bomb = encoders.Get().(*zstd.Encoder).EncodeAll(bomb, nil)
+	if err := a.add(&Chunk{Digest: "d", Data: bomb, Last: true}); err == nil || !strings.Contains(err.Error(), "exceed") {
 		t.Fatalf("a small frame that unpacks beyond the bound: %v", err)
 	}
 	a.restart()
