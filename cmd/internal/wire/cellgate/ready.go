@@ -114,24 +114,27 @@ func (r *readiness) missing(s worldStatus) error {
 	for _, c := range s.Cells {
 		healthy[c.ID] = c.Healthy != nil && *c.Healthy
 	}
-	var lacks []string
+	var behind, sick []string
+	nodes := 0
 	for _, c := range r.topology.Cells() {
 		for _, n := range c.Nodes {
-			if served[n.ID] != s.Version {
-				lacks = append(lacks, fmt.Sprintf("%s serves %d, not %d", n.ID, served[n.ID], s.Version))
+			if nodes++; served[n.ID] != s.Version {
+				behind = append(behind, string(n.ID))
 			}
 		}
 		if !healthy[c.ID] {
-			lacks = append(lacks, fmt.Sprintf("%s is not healthy", c.ID))
+			sick = append(sick, string(c.ID))
 		}
 	}
-	if s.Version == 0 {
-		lacks = append(lacks, "nothing is published")
+	switch {
+	case s.Version == 0:
+		return errors.New("nothing is published")
+	case len(behind) > 0:
+		return fmt.Errorf("%d of %d nodes don't serve version %d yet (%s …)", len(behind), nodes, s.Version, behind[0])
+	case len(sick) > 0:
+		return fmt.Errorf("%d of %d cells are not known to be healthy yet (%s …)", len(sick), len(s.Cells), sick[0])
 	}
-	if len(lacks) == 0 {
-		return nil
-	}
-	return errors.New(strings.Join(lacks, ", "))
+	return nil
 }
 
 // answers asks every router for the clients of every region; the result is one line per answer.

@@ -58,14 +58,32 @@ type etcdConfig struct {
 	CA      string                    `json:"ca"`
 }
 
+// etcdGoodbye is how long a member may take to leave. Its log is on disk after every write, so cutting that loses nothing,
+// and a member that was the last of its cluster would wait for others.
+const etcdGoodbye = 2 * time.Second
+
 // runEtcd elects faster than members in different regions could: here all are on one machine.
 func runEtcd(ctx context.Context, c etcdConfig, log *slog.Logger) error {
-	return server.Run(ctx, server.Config{
-		Name: c.Name, Dir: c.Dir, Addr: c.Client, Peer: c.Peer, Cluster: c.Cluster,
-		Cert: c.Cert, Key: c.Key, CA: c.CA,
-		Heartbeat: 150 * time.Millisecond, Election: 1500 * time.Millisecond,
-		Ready: func() { log.Info("etcd serves", "clients", c.Client) }, Log: log,
-	})
+	ended := make(chan error, 1)
+	go func() {
+		ended <- server.Run(ctx, server.Config{
+			Name: c.Name, Dir: c.Dir, Addr: c.Client, Peer: c.Peer, Cluster: c.Cluster,
+			Cert: c.Cert, Key: c.Key, CA: c.CA,
+			Heartbeat: 150 * time.Millisecond, Election: 1500 * time.Millisecond,
+			Ready: func() { log.Info("etcd serves", "clients", c.Client) }, Log: log,
+		})
+	}()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+	}
+	select {
+	case err := <-ended:
+		return err
+	case <-time.After(etcdGoodbye):
+		return nil
+	}
 }
 
 func idpCommand() *cobra.Command {
