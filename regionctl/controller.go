@@ -45,6 +45,8 @@ type Options struct {
 	TTL, Bake, Ramp             time.Duration // 20 s, 2 min, 10 min
 	DownAfter, UpAfter, FlapCap time.Duration // health's defaults
 	OnInsufficient              string        // "hold" (default) or "proceed-if-synthetics-pass"
+	// Beat is how often the leader looks at the rollout and the evacuations; 0 = 1 s.
+	Beat time.Duration
 
 	Global, Regional store.Store
 	Signer           *trust.Signer
@@ -88,6 +90,7 @@ func New(o Options) (*Controller, error) {
 		return nil, err
 	}
 	o.TTL, o.Bake, o.Ramp = or(o.TTL, 20*time.Second), or(o.Bake, 2*time.Minute), or(o.Ramp, 10*time.Minute)
+	o.Beat = or(o.Beat, time.Second)
 	if o.OnInsufficient == "" {
 		o.OnInsufficient = "hold"
 	}

@@ -72,17 +72,19 @@ func (t *term) lead(ctx context.Context) error {
 		t.log.Info("no longer leading", "epoch", t.Epoch)
 	}()
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return t.every(ctx, time.Second, "rollout", t.stepRollout) })
+	g.Go(func() error { return t.every(ctx, t.opt.Beat, "rollout", t.stepRollout) })
 	g.Go(func() error { return t.steer(ctx) })
-	g.Go(func() error { return t.every(ctx, time.Second, "evacuations", t.tendEvacuations) })
+	g.Go(func() error { return t.every(ctx, t.opt.Beat, "evacuations", t.tendEvacuations) })
 	g.Go(func() error { return t.every(ctx, time.Minute, "housekeeping", t.trimHistory) })
 	return g.Wait()
 }
 
-// every does one thing at an interval until ctx ends or the office is lost; an error is logged once per spell and tried again.
+// every does one thing at an interval, and when the intent changes, until ctx ends or the office is lost. An error is
+// logged once per spell and tried again.
 func (t *term) every(ctx context.Context, d time.Duration, what string, do func(context.Context) error) error {
 	var last string
 	for {
+		changed := t.intent.next()
 		err := do(ctx)
 		if ctx.Err() != nil {
 			return nil
@@ -100,10 +102,26 @@ func (t *term) every(ctx context.Context, d time.Duration, what string, do func(
 		if err != nil {
 			last = err.Error()
 		}
-		if !sleep(ctx, d) {
+		if !t.rest(ctx, d, changed, err != nil) {
 			return nil
 		}
 	}
+}
+
+// rest waits for the next turn: the interval, or a change, which the leader's own writes are too. Says whether ctx is alive.
+func (t *term) rest(ctx context.Context, d time.Duration, changed <-chan struct{}, failed bool) bool {
+	if failed {
+		return sleep(ctx, d)
+	}
+	tick := time.NewTimer(d)
+	defer tick.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-tick.C:
+	case <-changed:
+	}
+	return true
 }
 
 var errDeposed = errors.New("regionctl: another controller leads")

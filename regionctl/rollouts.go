@@ -31,7 +31,7 @@ type rolling struct {
 // stepRollout is one beat: read what is stored, take in new versions, step, store what was decided, and only then tell the
 // regions. The targets are a function of the stored state, so a leader that died in between is finished by the next.
 func (t *term) stepRollout(ctx context.Context) error {
-	if err := t.refreshRollout(ctx); err != nil {
+	if err := t.refreshRollout(); err != nil {
 		return err
 	}
 	now := t.opt.Now().UTC()
@@ -51,13 +51,17 @@ func (t *term) stepRollout(ctx context.Context) error {
 	return t.writeTargets(ctx)
 }
 
-// refreshRollout takes the stored state unless nobody has changed it since this leader wrote it.
-func (t *term) refreshRollout(ctx context.Context) error {
-	short, cancel := context.WithTimeout(ctx, 2*time.Second)
-	defer cancel()
-	state, at, err := t.rolloutState(short)
-	if err == nil && (at.Modified != t.rolling.at.Modified || at.Modified == 0) {
-		t.rolling = rolling{state: state, at: at, saved: t.opt.Now()}
+// refreshRollout takes the stored state unless nobody has changed it since this leader wrote it. The mirror may be behind
+// the store; then the next commit conflicts.
+func (t *term) refreshRollout() error {
+	e, ok := t.intent.get(store.KeyRollout)
+	if !ok || e.Modified <= t.rolling.at.Modified {
+		t.rolling.at.Key = store.KeyRollout
+		return nil
+	}
+	state, err := rollout.Decode(e.Value)
+	if err == nil {
+		t.rolling = rolling{state: state, at: e, saved: t.opt.Now()}
 	}
 	return err
 }
@@ -193,8 +197,7 @@ func (t *term) allocate(ctx context.Context) error {
 		return err
 	}
 	t.logDecisions(t.rolling.state, next)
-	t.rolling.at = store.Entry{} // read it again
-	return t.refreshRollout(ctx)
+	return t.refreshRollout()
 }
 
 // writeTargets tells every region whose target says something else than the stored state.

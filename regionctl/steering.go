@@ -68,12 +68,9 @@ func trigger(in steer.Inputs, now time.Time) uint64 {
 // stepPlan takes one step from the stored state and stores what came of it together with the signed plan, in one commit.
 // A step that changes nothing worth keeping is stored only when save is set.
 func (t *term) stepPlan(ctx context.Context, in steer.Inputs, now time.Time, save bool) (stored bool, err error) {
-	state, at, err := t.steerState(ctx)
+	state, at, err := t.steerState()
 	if err != nil {
 		return false, err
-	}
-	if t.stepping.epoch == t.Epoch && t.stepping.at == at.Modified {
-		state = t.stepping.state // what was not worth storing since
 	}
 	next := steer.Step(state, in, now)
 	changed := next.Plan.Epoch != state.Plan.Epoch || next.Plan.Number != state.Plan.Number
@@ -81,7 +78,7 @@ func (t *term) stepPlan(ctx context.Context, in steer.Inputs, now time.Time, sav
 		t.log.Warn("steering keeps the old plan", "why", next.Refused)
 	}
 	if !changed && !save && sameCells(state, next) {
-		t.stepping = stepping{epoch: t.Epoch, at: at.Modified, state: next}
+		t.stepping = stepping{at: at.Modified, state: next}
 		return false, nil
 	}
 	ops := []store.Op{store.Put(store.KeySteering, encode(next))}
@@ -96,7 +93,7 @@ func (t *term) stepPlan(ctx context.Context, in steer.Inputs, now time.Time, sav
 	if err != nil {
 		return false, err
 	}
-	t.stepping = stepping{epoch: t.Epoch, at: rev, state: next}
+	t.stepping = stepping{at: rev, state: next}
 	if changed {
 		t.log.Info("plan published", "epoch", next.Plan.Epoch, "number", next.Plan.Number, "unplaced", len(next.Plan.Unplaced), "all_down", next.Plan.AllDown)
 	}
@@ -105,15 +102,22 @@ func (t *term) stepPlan(ctx context.Context, in steer.Inputs, now time.Time, sav
 
 // stepping is the state in memory between two stored ones, valid while the stored one is unchanged.
 type stepping struct {
-	epoch uint64
 	at    store.Revision
 	state steer.State
 }
 
-func (t *term) steerState(ctx context.Context) (steer.State, store.Entry, error) {
-	short, cancel := context.WithTimeout(ctx, 2*time.Second)
-	defer cancel()
-	return load[steer.State](short, t.opt.Global, store.KeySteering)
+// steerState is the state to step from: the stored one, or what followed from it in memory without being worth storing.
+// The mirror may be behind the store; then the next commit conflicts.
+func (t *term) steerState() (steer.State, store.Entry, error) {
+	e, ok := t.intent.get(store.KeySteering)
+	if !ok || e.Modified <= t.stepping.at {
+		return t.stepping.state, store.Entry{Key: store.KeySteering, Modified: t.stepping.at}, nil
+	}
+	var s steer.State
+	if err := json.Unmarshal(e.Value, &s); err != nil {
+		return s, e, fmt.Errorf("regionctl: the stored steering state is not readable: %w", err)
+	}
+	return s, e, nil
 }
 
 // sameCells says whether what is remembered of each cell is the same, but for figures made for people.

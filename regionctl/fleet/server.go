@@ -156,7 +156,7 @@ func (s *Server) admit(r *running) error {
 		old.cancel()
 	}
 	s.sessions[r.id] = r
-	s.Log.Info("attached", "id", r.id.String())
+	s.Log.Info("attached", "process", r.id.String())
 	return nil
 }
 
@@ -165,7 +165,7 @@ func (s *Server) dismiss(r *running) {
 	defer s.mu.Unlock()
 	if s.sessions[r.id] == r {
 		delete(s.sessions, r.id)
-		s.Log.Info("detached", "id", r.id.String())
+		s.Log.Info("detached", "process", r.id.String())
 	}
 }
 
@@ -177,7 +177,7 @@ func (s *Server) listen(stream nodeapi.Controller_AttachServer, ses *session) er
 			return err
 		}
 		if err := s.hear(ses, up); err != nil {
-			s.Log.Warn("refused a message", "id", ses.id.String(), "err", err)
+			s.Log.Warn("refused a message", "process", ses.id.String(), "err", err)
 			return status.Error(codes.InvalidArgument, err.Error())
 		}
 	}
@@ -192,7 +192,7 @@ func (s *Server) hear(ses *session, up *nodeapi.Up) error {
 	case *nodeapi.Up_Ack:
 		ses.answered(m.Ack)
 		if m.Ack.Nack != "" {
-			s.Log.Warn("target refused by node", "id", string(ses.id.ID), "version", m.Ack.Version, "why", m.Ack.Nack)
+			s.Log.Warn("target refused by node", "node", string(ses.id.ID), "version", m.Ack.Version, "why", m.Ack.Nack)
 		}
 	}
 	return nil // a hello in mid-stream or a kind of a newer node changes nothing

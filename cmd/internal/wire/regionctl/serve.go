@@ -44,7 +44,7 @@ func serve(ctx context.Context, file string, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	log := slog.New(slog.NewTextHandler(stderr, nil)).With("id", string(b.ID))
+	log := slog.New(slog.NewJSONHandler(stderr, nil)).With("id", string(b.ID))
 	signer, err := trust.LoadSigner(b.Identity.Cert, b.Identity.Key)
 	if err != nil {
 		return err
