@@ -77,6 +77,7 @@ type Agent struct {
 	share    int
 	sequence uint64
 	reported time.Time
+	heard    time.Time
 
 	// Owned by the loop.
 	live      *program.Program
@@ -113,7 +114,7 @@ func New(opt Options) (*Agent, error) {
 	defaults(&opt)
 	boot := make([]byte, 8)
 	_, _ = rand.Read(boot)
-	a := &Agent{opt: opt, log: opt.Log, boot: hex.EncodeToString(boot), poke: make(chan struct{}, 1), share: 1, reported: time.Now()}
+	a := &Agent{opt: opt, log: opt.Log, boot: hex.EncodeToString(boot), poke: make(chan struct{}, 1), share: 1, reported: time.Now(), heard: time.Now()}
 	var err error
 	if a.shelf, err = openShelf(opt.Dir); a.shelf == nil {
 		return nil, err
@@ -268,6 +269,7 @@ type Status struct {
 	Number    uint64             `json:"target_number"`
 	Share     int                `json:"share"`
 	Connected bool               `json:"connected"`
+	Heard     time.Time          `json:"heard"` // when a controller was last in touch; the start of the process until then
 	Evacuated bool               `json:"cell_evacuated"`
 	Orders    []cells.Evacuation `json:"evacuations,omitempty"`
 }
@@ -278,7 +280,7 @@ func (a *Agent) Status() Status {
 	defer a.mu.Unlock()
 	return Status{
 		Node: a.opt.ID, Snapshot: a.ledger, Epoch: a.applied.epoch, Number: a.applied.number, Share: a.share,
-		Connected: a.client.Connected(), Evacuated: a.evacuate, Orders: a.orders,
+		Connected: a.client.Connected(), Heard: a.heard, Evacuated: a.evacuate, Orders: a.orders,
 	}
 }
 
@@ -305,6 +307,9 @@ func (a *Agent) report(now time.Time) error {
 	a.sequence++
 	n.ID, n.Boot, n.Seq, n.Snapshot = a.opt.ID, a.boot, a.sequence, a.ledger
 	n.Window, a.reported = now.Sub(a.reported), now
+	if a.client.Connected() {
+		a.heard = now
+	}
 	a.mu.Unlock()
 	raw, err := report.EncodeNode(n)
 	if err != nil {

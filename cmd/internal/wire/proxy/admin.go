@@ -3,6 +3,7 @@ package proxy
 import (
 	"encoding/json"
 	"net/http"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -73,8 +74,25 @@ func config(s *proxy.Server) configView {
 	return v
 }
 
+// origin is where the configuration comes from: the highest version heard of, since when the served one is active, and
+// when its source was last in touch.
+type origin struct {
+	known        uint64
+	since, heard time.Time
+}
+
+// registry holds all metrics of the node.
+func (c *core) registry(from func() origin) *prometheus.Registry {
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(collector{c, from}, c.meter, prometheus.NewGoCollector(), prometheus.NewProcessCollector(prometheus.ProcessCollectorOpts{}))
+	return reg
+}
+
 // collector reads the server's numbers when they are asked for.
-type collector struct{ s *proxy.Server }
+type collector struct {
+	*core
+	from func() origin
+}
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("cellgate_proxy_"+name, help, labels, nil)
@@ -83,11 +101,23 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 func (c collector) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(c, ch) }
 
 func (c collector) Collect(ch chan<- prometheus.Metric) {
-	st := c.s.Snapshot()
+	st, from := c.server.Snapshot(), c.from()
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
-	ch <- prometheus.MustNewConstMetric(desc("exchanges_total", "Finished exchanges."), prometheus.CounterValue, float64(st.Requests))
+	count := func(d *prometheus.Desc, v uint64) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v))
+	}
+	count(desc("exchanges_total", "Finished exchanges."), st.Requests)
+	if c.access != nil {
+		count(desc("access_log_lines_total", "Lines accepted by the access log."), c.access.Lines())
+		count(desc("access_log_dropped_total", "Lines that the access log lost."), c.access.Dropped())
+	}
+	gauge(desc("snapshot_known", "Highest number of a snapshot that the node has heard of."), float64(from.known))
+	if !from.since.IsZero() {
+		gauge(desc("snapshot_active_seconds", "Time since the served snapshot was activated."), time.Since(from.since).Seconds())
+	}
+	gauge(desc("config_age_seconds", "Time since the source of the configuration was last in touch."), time.Since(from.heard).Seconds())
 	gauge(desc("connections", "Open client connections."), float64(st.Connections))
 	gauge(desc("in_flight", "Exchanges under way."), float64(st.InFlight))
 	gauge(desc("snapshot", "Number of the snapshot that is served."), float64(st.Snapshot))

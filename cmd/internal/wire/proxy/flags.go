@@ -5,6 +5,7 @@ import (
 	"net/netip"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // flags are those of serve.
@@ -21,25 +22,35 @@ func serveCommand() *cobra.Command {
 	var f flags
 	c := &cobra.Command{
 		Use:   "serve",
-		Short: "Serve a document, until SIGTERM or SIGINT",
-		Long: `Serve a document, until SIGTERM or SIGINT.
+		Short: "Serve a document, or a node of a world, until SIGTERM or SIGINT",
+		Long: `Serve a document, or a node of a world, until SIGTERM or SIGINT.
+
+With --document, the node stands alone:
 
 SIGHUP reads the document and the certificate again; a bad document is refused and the old one stays.
 SIGUSR1 opens the access log again. --http takes HTTP/1.1 and HTTP/2 with prior knowledge, --https both over TLS.
 The admin server is plain HTTP on loopback: /healthz /readyz /metrics /config.
+
+With --bootstrap, it is a node of a world: it serves what its cell's regionctl publishes, and goes on from its own disk
+when no regionctl answers. The admin server is HTTPS for a client certificate or the admin token.
+
 Every listener answers GET /.well-known/cellgate/ready: 200, or 503 while the node drains.`,
 		Example: `  proxy serve --document routes.yaml --http 127.0.0.1:8080 --admin 127.0.0.1:9901
   proxy serve --document routes.yaml --https :8443 --cert edge.pem --key edge.key --access-log -`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := f.check(); err != nil {
+			if err := f.check(cmd.Flags()); err != nil {
 				return err
+			}
+			if f.bootstrap != "" {
+				return serveWorld(cmd.Context(), f.bootstrap, cmd.ErrOrStderr())
 			}
 			return serve(cmd.Context(), f, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
 	fs := c.Flags()
-	fs.StringVar(&f.document, "document", "", "YAML `file` with routes, upstreams, policies, … (required)")
+	fs.StringVar(&f.document, "document", "", "YAML `file` with routes, upstreams, policies, …")
+	fs.StringVar(&f.bootstrap, "bootstrap", "", "JSON `file` that says who this node of a world is; takes no other flag")
 	fs.StringVar(&f.http, "http", "", "`address` for plain HTTP/1.1 and prior-knowledge HTTP/2")
 	fs.StringVar(&f.https, "https", "", "`address` for TLS; serves any name with the certificate of --cert")
 	fs.StringVar(&f.cert, "cert", "", "PEM `file` with the certificate chain for --https")
@@ -53,10 +64,16 @@ Every listener answers GET /.well-known/cellgate/ready: 200, or 503 while the no
 }
 
 // check refuses what can't work, in words that say what would.
-func (f *flags) check() error {
+func (f *flags) check(set *pflag.FlagSet) error {
+	if f.bootstrap != "" {
+		if set.NFlag() > 1 {
+			return usagef("--bootstrap FILE takes no other flag: the file says everything")
+		}
+		return nil
+	}
 	switch {
 	case f.document == "":
-		return usagef("--document FILE is required")
+		return usagef("--document FILE or --bootstrap FILE is required")
 	case f.http == "" && f.https == "":
 		return usagef("--http ADDR or --https ADDR is required")
 	case f.h3:

@@ -14,7 +14,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cellgate/cellgate/proxy"
@@ -23,19 +22,56 @@ import (
 	"github.com/cellgate/cellgate/proxy/engine"
 	"github.com/cellgate/cellgate/proxy/jwks"
 	"github.com/cellgate/cellgate/proxy/listen"
+	"github.com/cellgate/cellgate/proxy/meter"
 	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/proxy/upstream"
 	"github.com/cellgate/cellgate/snapshot"
 )
 
+// core is what every mode of the node consists of beneath its sockets.
+type core struct {
+	log     *slog.Logger
+	keys    *jwks.Pool
+	access  *accesslog.Log // nil = none
+	meter   *meter.Meter
+	cert    *listen.Certificate // nil = no TLS
+	server  *proxy.Server
+	applied time.Time
+}
+
+// newCore makes everything that needs no socket. Empty names stand for nothing of the kind.
+func newCore(log *slog.Logger, allow snapshot.Allow, keysDir, accessLog string) (c *core, err error) {
+	start := time.Now()
+	c = &core{log: log, meter: meter.New(), keys: jwks.New(jwks.Options{Allow: allow, Log: log, Dir: keysDir})}
+	recorders := []proxy.Recorder{c.meter}
+	if accessLog != "" {
+		if c.access, err = accesslog.Open(accessLog, log); err != nil {
+			return nil, err
+		}
+		recorders = append(recorders, c.access)
+	}
+	c.server = proxy.New(proxy.Options{
+		Auth:      callers.NewAuthenticator(c.keys, start),
+		Limits:    callers.NewLimiter(start),
+		Recorders: recorders,
+		Upstream:  upstream.Options{Allow: allow},
+	})
+	return c, nil
+}
+
+// runBelow runs what the exchanges need, until ctx ends.
+func (c *core) runBelow(ctx context.Context, g *errgroup.Group) {
+	g.Go(func() error { return c.server.Run(ctx) })
+	g.Go(func() error { return c.keys.Run(ctx) })
+	if c.access != nil {
+		g.Go(func() error { return c.access.Run(ctx) })
+	}
+}
+
 // node is what one document's server consists of.
 type node struct {
 	flags
-	log    *slog.Logger
-	keys   *jwks.Pool
-	access *accesslog.Log
-	cert   *listen.Certificate
-	server *proxy.Server
+	*core
 	number uint64
 }
 
@@ -49,12 +85,12 @@ func serve(parent context.Context, f flags, stdout, stderr io.Writer) error {
 	}
 	ctx, stop := signal.NotifyContext(parent, syscall.SIGTERM, os.Interrupt)
 	defer stop()
-	n := &node{flags: f, log: slog.New(slog.NewTextHandler(stderr, nil))}
+	n := &node{flags: f}
 	first, err := load(f.document, 1, time.Now(), nil)
 	if err != nil {
 		return err
 	}
-	if err := n.build(first); err != nil {
+	if err := n.build(slog.New(slog.NewTextHandler(stderr, nil)), first); err != nil {
 		return err
 	}
 	listeners, err := n.bind(ctx)
@@ -72,27 +108,15 @@ func serve(parent context.Context, f flags, stdout, stderr io.Writer) error {
 }
 
 // build makes everything that needs no socket.
-func (n *node) build(first *program.Program) (err error) {
-	allow, start := snapshot.Loopback(), time.Now()
-	n.keys = jwks.New(jwks.Options{Allow: allow, Log: n.log})
-	var recorders []proxy.Recorder
-	if n.accessLog != "" {
-		if n.access, err = accesslog.Open(n.accessLog, n.log); err != nil {
-			return err
-		}
-		recorders = append(recorders, n.access)
+func (n *node) build(log *slog.Logger, first *program.Program) (err error) {
+	if n.core, err = newCore(log, snapshot.Loopback(), "", n.accessLog); err != nil {
+		return err
 	}
 	if n.https != "" {
-		if n.cert, err = listen.LoadCertificate(n.flags.cert, n.key); err != nil {
+		if n.core.cert, err = listen.LoadCertificate(n.flags.cert, n.key); err != nil {
 			return err
 		}
 	}
-	n.server = proxy.New(proxy.Options{
-		Auth:      callers.NewAuthenticator(n.keys, start),
-		Limits:    callers.NewLimiter(start),
-		Recorders: recorders,
-		Upstream:  upstream.Options{Allow: allow},
-	})
 	return n.apply(first)
 }
 
@@ -101,7 +125,7 @@ func (n *node) apply(p *program.Program) error {
 	if err := n.server.Apply(p, 1); err != nil {
 		return err
 	}
-	n.number = p.Number
+	n.number, n.applied = p.Number, time.Now()
 	n.log.Info("serving", "snapshot", p.Number, "checksum", p.Checksum)
 	return nil
 }
@@ -119,7 +143,7 @@ func (n *node) bind(ctx context.Context) (all []engine.Listener, err error) {
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, engine.Listener{Listener: l, TLS: n.cert.Config()})
+		all = append(all, engine.Listener{Listener: l, TLS: n.core.cert.Config()})
 	}
 	return all, nil
 }
@@ -136,15 +160,11 @@ func (n *node) run(ctx context.Context, listeners []engine.Listener, admin net.L
 	below, end := context.WithCancel(context.Background())
 	defer end()
 	var g errgroup.Group
-	g.Go(func() error { return n.server.Run(below) })
-	g.Go(func() error { return n.keys.Run(below) })
-	if n.access != nil {
-		g.Go(func() error { return n.access.Run(below) })
-	}
+	n.runBelow(below, &g)
 	if admin != nil {
 		g.Go(func() error { return n.serveAdmin(below, admin) })
 	}
-	g.Go(func() error { n.signals(below); return nil })
+	g.Go(func() error { n.signals(below, n.reload); return nil })
 	g.Go(func() error {
 		defer end()
 		return engine.New(n.server, engine.Options{Log: n.log}).Run(ctx, listeners...)
@@ -153,9 +173,7 @@ func (n *node) run(ctx context.Context, listeners []engine.Listener, admin net.L
 }
 
 func (n *node) serveAdmin(ctx context.Context, l net.Listener) error {
-	reg := prometheus.NewRegistry()
-	reg.MustRegister(collector{n.server}, prometheus.NewGoCollector(), prometheus.NewProcessCollector(prometheus.ProcessCollectorOpts{}))
-	srv := &http.Server{Handler: adminHandler(n.server, reg), ReadHeaderTimeout: 5 * time.Second}
+	srv := &http.Server{Handler: adminHandler(n.server, n.registry(n.origin)), ReadHeaderTimeout: 5 * time.Second}
 	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
 	defer stop()
 	if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
@@ -164,8 +182,11 @@ func (n *node) serveAdmin(ctx context.Context, l net.Listener) error {
 	return nil
 }
 
+// origin is where the served configuration comes from; a file is as old as its last reading.
+func (n *node) origin() origin { return origin{known: n.number, since: n.applied, heard: n.applied} }
+
 // signals reloads on SIGHUP and reopens the access log on SIGUSR1.
-func (n *node) signals(ctx context.Context) {
+func (c *core) signals(ctx context.Context, reload func()) {
 	ch := make(chan os.Signal, 4)
 	signal.Notify(ch, syscall.SIGHUP, syscall.SIGUSR1)
 	defer signal.Stop(ch)
@@ -175,9 +196,9 @@ func (n *node) signals(ctx context.Context) {
 			return
 		case s := <-ch:
 			if s == syscall.SIGHUP {
-				n.reload()
-			} else if n.access != nil {
-				n.access.Reopen()
+				reload()
+			} else if c.access != nil {
+				c.access.Reopen()
 			}
 		}
 	}
@@ -185,16 +206,21 @@ func (n *node) signals(ctx context.Context) {
 
 // reload takes the document as the next snapshot, whole or not at all; the certificate goes its own way.
 func (n *node) reload() {
-	if n.cert != nil {
-		if err := n.cert.Reload(); err != nil {
-			n.log.Error("certificate refused, the old one stays", "error", err)
-		}
-	}
+	n.reloadCertificate()
 	p, err := load(n.document, n.number+1, time.Now(), n.server.Program())
 	if err == nil {
 		err = n.apply(p)
 	}
 	if err != nil {
 		n.log.Error("document refused, the old one stays", "snapshot", n.number, "error", err)
+	}
+}
+
+func (c *core) reloadCertificate() {
+	if c.cert == nil {
+		return
+	}
+	if err := c.cert.Reload(); err != nil {
+		c.log.Error("certificate refused, the old one stays", "error", err)
 	}
 }

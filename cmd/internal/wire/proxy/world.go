@@ -1,0 +1,273 @@
+package proxy
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cellgate/cellgate/cmd/internal/admin"
+	"github.com/cellgate/cellgate/cmd/internal/bootstrap"
+	"github.com/cellgate/cellgate/proxy/agent"
+	"github.com/cellgate/cellgate/proxy/callers"
+	"github.com/cellgate/cellgate/proxy/engine"
+	"github.com/cellgate/cellgate/proxy/listen"
+	"github.com/cellgate/cellgate/proxy/program"
+	"github.com/cellgate/cellgate/snapshot"
+	"github.com/cellgate/cellgate/trust"
+)
+
+// keyPatience is how long a swap waits for the key sets that only the new program needs.
+const keyPatience = time.Second
+
+// worldNode is a node of a world.
+type worldNode struct {
+	*core
+	boot   bootstrap.Proxy
+	allow  snapshot.Allow
+	signer *trust.Signer
+	roots  *trust.Roots
+	agent  *agent.Agent
+	first  chan struct{} // closed when there is something to serve
+	once   sync.Once
+	used   usage
+}
+
+// serveWorld binds the node's own addresses and its admin server first, so that a second process with the same name fails
+// before it touches the disk; then it serves from disk; the addresses that it shares with its cell are bound when it can
+// answer there.
+func serveWorld(parent context.Context, file string, stderr io.Writer) error {
+	if parent == nil {
+		parent = context.Background()
+	}
+	ctx, stop := signal.NotifyContext(parent, syscall.SIGTERM, os.Interrupt)
+	defer stop()
+	n, err := newWorldNode(file, slog.New(slog.NewJSONHandler(stderr, nil)))
+	if err != nil {
+		return err
+	}
+	own, err := n.bind(ctx, false, n.boot.OwnHTTP, n.boot.OwnHTTPS)
+	if err != nil {
+		return err
+	}
+	adm, err := n.bindAdmin()
+	if err != nil {
+		return err
+	}
+	if err := n.follow(); err != nil {
+		return err
+	}
+	return n.run(ctx, own, adm)
+}
+
+func newWorldNode(file string, log *slog.Logger) (*worldNode, error) {
+	boot, err := bootstrap.Load[bootstrap.Proxy](file)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkBootstrap(&boot); err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	n := &worldNode{boot: boot, first: make(chan struct{})}
+	if boot.PermitLoopback {
+		n.allow = snapshot.Loopback()
+	}
+	if n.signer, err = trust.LoadSigner(boot.Identity.Cert, boot.Identity.Key); err != nil {
+		return nil, err
+	}
+	if id := n.signer.Identity(); id.ID != boot.ID || id.Role != trust.RoleProxy || id.World != boot.World {
+		return nil, fmt.Errorf("%s: the certificate is %s's, not that of proxy %s of world %s", file, id, boot.ID, boot.World)
+	}
+	if n.roots, err = trust.LoadRoots(boot.Identity.CA); err != nil {
+		return nil, err
+	}
+	if n.core, err = newCore(log.With("node", boot.ID), n.allow, filepath.Join(boot.DataDir, "jwks"), boot.AccessLog); err != nil {
+		return nil, err
+	}
+	if n.cert, err = listen.LoadCertificate(boot.EdgeCert, boot.EdgeKey); err != nil {
+		return nil, err
+	}
+	return n, nil
+}
+
+// checkBootstrap says what is missing or contradicts itself.
+func checkBootstrap(b *bootstrap.Proxy) error {
+	switch {
+	case b.Form != bootstrap.Form:
+		return fmt.Errorf("form is %d, this binary reads %d", b.Form, bootstrap.Form)
+	case b.ID == "" || b.ID.Cell() != b.Cell || b.Cell.Region() == "" || strings.Count(string(b.ID), "/") != 2:
+		return fmt.Errorf("id %q is not that of a node of cell %q", b.ID, b.Cell)
+	case b.DataDir == "":
+		return errors.New("data_dir is missing")
+	case !b.OwnHTTP.IsValid() && !b.OwnHTTPS.IsValid():
+		return errors.New("own_http and own_https are both missing")
+	case !b.Admin.IsValid():
+		return errors.New("admin is missing")
+	}
+	return nil
+}
+
+// bind listens on those of the two addresses that are given.
+func (n *worldNode) bind(ctx context.Context, shared bool, plain, secure netip.AddrPort) (all []engine.Listener, err error) {
+	if plain.IsValid() {
+		l, err := listen.TCP(ctx, plain.String(), shared)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, engine.Listener{Listener: l})
+	}
+	if secure.IsValid() {
+		l, err := listen.TCP(ctx, secure.String(), shared)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, engine.Listener{Listener: l, TLS: n.cert.Config()})
+	}
+	return all, nil
+}
+
+func (n *worldNode) bindAdmin() (*admin.Server, error) {
+	return admin.Listen(admin.Options{
+		Addr: n.boot.Admin, CertFile: n.boot.AdminCert, KeyFile: n.boot.AdminKey, TokenHash: n.boot.AdminTokenHash,
+		Signer: n.signer, Roots: n.roots, Log: n.log, Ready: n.ready,
+		Gatherer: n.registry(n.origin),
+		Pages:    map[string]http.Handler{"GET /config": http.HandlerFunc(n.configPage)},
+	})
+}
+
+func (n *worldNode) ready() error {
+	switch {
+	case n.server.Program() == nil:
+		return errors.New("not ready: no snapshot on disk and none received yet; waiting for a regionctl at " + strings.Join(n.boot.Controllers, ", "))
+	case n.server.Draining():
+		return errors.New("not ready: shutting down")
+	}
+	return nil
+}
+
+func (n *worldNode) configPage(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(struct { // the client went away
+		configView
+		agent.Status
+	}{config(n.server), n.agent.Status()})
+}
+
+func (n *worldNode) origin() origin {
+	st := n.agent.Status()
+	return origin{known: st.Snapshot.Known, since: st.Snapshot.Since, heard: st.Heard}
+}
+
+// follow opens the node's disk and makes its agent.
+func (n *worldNode) follow() (err error) {
+	n.agent, err = agent.New(agent.Options{
+		ID: n.boot.ID, Dir: filepath.Join(n.boot.DataDir, "config"), Roots: n.roots,
+		TLS: trust.ClientTLS(n.signer, n.roots, trust.RoleController), Controllers: n.boot.Controllers,
+		Apply: n.apply, Check: n.check, Reconnect: n.server.Reconnect, Observe: n.observe,
+		ReportEvery: time.Second, Log: n.log,
+	})
+	return err
+}
+
+// apply gets the key sets of new providers under way, waits a moment for them, and swaps.
+func (n *worldNode) apply(p *program.Program, share int) error {
+	urls := callers.Providers(p.Policies)
+	both := urls
+	if old := n.server.Program(); old != nil {
+		both = slices.Concat(urls, callers.Providers(old.Policies))
+	}
+	n.keys.Want(both)
+	n.awaitKeys(urls)
+	if err := n.server.Apply(p, share); err != nil {
+		return err
+	}
+	n.keys.Want(urls)
+	n.once.Do(func() { close(n.first) })
+	return nil
+}
+
+// awaitKeys gives new providers a moment. One that doesn't answer holds nothing up: its routes say auth_unavailable.
+func (n *worldNode) awaitKeys(urls []string) {
+	for end := time.Now().Add(keyPatience); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		if !slices.ContainsFunc(urls, func(u string) bool { return n.keys.Keys(u) == nil }) {
+			return
+		}
+	}
+	n.log.Warn("serving without the key sets of some providers; their routes answer auth_unavailable until they come")
+}
+
+// check refuses a program that this node could only answer errors for: an upstream that it may not connect to.
+func (n *worldNode) check(p *program.Program) error {
+	for _, u := range p.Upstreams {
+		for _, e := range u.Endpoints {
+			if at, err := netip.ParseAddrPort(e); err == nil && !n.allow.Permits(at.Addr()) {
+				return fmt.Errorf("upstream %s: this node may not connect to %s", u.ID, e)
+			}
+		}
+	}
+	return nil
+}
+
+// run serves until ctx ends. What the exchanges need, the agent and the admin server outlive the engines.
+func (n *worldNode) run(ctx context.Context, own []engine.Listener, adm *admin.Server) error {
+	below, end := context.WithCancel(context.Background())
+	defer end()
+	ctx, fail := context.WithCancel(ctx)
+	defer fail()
+	var g errgroup.Group
+	n.runBelow(below, &g)
+	failing := func(run func(context.Context) error) func() error {
+		return func() error {
+			err := run(below)
+			if err != nil {
+				fail()
+			}
+			return err
+		}
+	}
+	g.Go(failing(adm.Run))
+	g.Go(func() error { n.signals(below, n.reloadCertificate); return nil })
+	n.log.Info("node up", "own_http", n.boot.OwnHTTP, "own_https", n.boot.OwnHTTPS, "admin", n.boot.Admin, "data_dir", n.boot.DataDir)
+	g.Go(failing(func(ctx context.Context) error { n.agent.Boot(); return n.agent.Run(ctx) }))
+	g.Go(func() error {
+		defer end()
+		var engines errgroup.Group
+		engines.Go(func() error { defer fail(); return n.engine().Run(ctx, own...) })
+		engines.Go(func() error { defer fail(); return n.serveShared(ctx) })
+		return engines.Wait()
+	})
+	return g.Wait()
+}
+
+func (n *worldNode) engine() *engine.Engine {
+	return engine.New(n.server, engine.Options{Log: n.log})
+}
+
+// serveShared joins the cell's addresses when there is something to serve.
+func (n *worldNode) serveShared(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-n.first:
+	}
+	shared, err := n.bind(ctx, true, n.boot.SharedHTTP, n.boot.SharedHTTPS)
+	if err != nil {
+		return err
+	}
+	n.log.Info("joined the cell's addresses", "http", n.boot.SharedHTTP, "https", n.boot.SharedHTTPS)
+	return n.engine().Run(ctx, shared...)
+}
