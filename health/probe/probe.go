@@ -16,6 +16,7 @@ import (
 	"net/netip"
 	"os"
 	"reflect"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -235,7 +236,21 @@ func (p *Prober) look(ctx context.Context, t target) error {
 		}
 	}
 	both.Wait()
-	return errors.Join(errs...)
+	return joined(errs)
+}
+
+// joined says all failures in one line; nil when there is none.
+func joined(errs []error) error {
+	var all []string
+	for _, err := range errs {
+		if err != nil {
+			all = append(all, err.Error())
+		}
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	return errors.New(strings.Join(all, "; "))
 }
 
 // ask makes one request over a new connection.
