@@ -471,7 +471,7 @@ func TestFastAndSlowSayTheSameForManyQueries(t *testing.T) {
 		}
 		packet, err := m.Pack()
 		if err != nil {
-			t.Skip(err)
+			return // the labels came to more than a name can hold
 		}
 		for _, table := range tables {
 			same(t, table, packet, netip.AddrFrom4([4]byte(net.IPv4(6, 1, 2, byte(rapid.IntRange(0, 255).Draw(t, "host"))).To4())), 0)
