@@ -155,6 +155,16 @@ func (m *machine) blind() bool {
 	return true
 }
 
+// deaf says that no node of the world reports.
+func (m *machine) deaf() bool {
+	for _, id := range m.nodesOf(m.everyCell()) {
+		if m.reports(id) {
+			return false
+		}
+	}
+	return true
+}
+
 // notServing are the ring's nodes that don't serve v, with what is known of each.
 func (m *machine) notServing(v Version) reasons {
 	var out reasons

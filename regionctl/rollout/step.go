@@ -96,6 +96,9 @@ func (m *machine) blocked(ring Ring) string {
 	if ring.Kind == RingAll {
 		return "" // there is nothing that it could break
 	}
+	if m.deaf() {
+		return "no node of the world reports"
+	}
 	if len(ring.Nodes) == 0 && m.now.Before(m.ev.Since.Add(m.cfg.Silence)) {
 		return fmt.Sprintf("waits for reports from %s", ring.Region)
 	}
