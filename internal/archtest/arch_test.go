@@ -157,7 +157,7 @@ func TestOnlyKeysSpellsKeys(t *testing.T) {
 	}
 }
 
-// No test is skipped: a test that can't run here says so in words, or doesn't exist.
+// No test is skipped: one that can't run here doesn't exist. Rejecting a sample in a property or fuzz test is no skip.
 func TestNothingIsSkipped(t *testing.T) {
 	rootDir := filepath.Join("..", "..")
 	err := filepath.WalkDir(rootDir, func(path string, d os.DirEntry, err error) error {
@@ -170,13 +170,13 @@ func TestNothingIsSkipped(t *testing.T) {
 		if !strings.HasSuffix(path, "_test.go") {
 			return nil
 		}
-		raw, err := os.ReadFile(path)
-		for _, word := range []string{"t.Ski" + "p(", "t.Ski" + "pf(", "t.Ski" + "pNow(", "tb.Ski" + "p("} {
-			if bytes.Contains(raw, []byte(word)) {
-				t.Errorf("%s: %s", path, word)
-			}
+		fset := token.NewFileSet()
+		f, err := parser.ParseFile(fset, path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			return err
 		}
-		return err
+		report(t, skipFaults(fset, f))
+		return nil
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -63,6 +63,23 @@ func TestSourceRulesBite(t *testing.T) {
 	}
 }
 
+func TestSkipRuleBites(t *testing.T) {
+	for code, faults := range map[string]int{
+		`func TestA(t *testing.T) { t.Skip() }`:                                                     1,
+		`func TestA(t *testing.T) { t.Run("x", func(t *testing.T) { t.SkipNow() }) }`:               1,
+		`func helper(tb testing.TB) { tb.Skipf("no") }`:                                             1,
+		`func TestA(t *testing.T) { rapid.Check(t, func(t *rapid.T) { t.Skip() }) }`:                0,
+		`func TestA(t *testing.T) { f(func(t *rapid.T) { t.Skip() }); t.Skip() }`:                   1,
+		`func FuzzA(f *testing.F) { f.Fuzz(func(t *testing.T, b []byte) { t.Skip("no sample") }) }`: 0,
+		`func TestA(t *testing.T) { parser.SkipObjectResolution() }`:                                0,
+	} {
+		s := snippet(t, code)
+		if got := skipFaults(s.fset, s.files[0]); len(got) != faults {
+			t.Errorf("%s: %v", code, got)
+		}
+	}
+}
+
 func TestImportRulesBite(t *testing.T) {
 	own := func(p string) string { return module + "/" + p }
 	for _, c := range []struct{ pkg, imp, says string }{

@@ -274,6 +274,68 @@ func docFaults(s *source) []string {
 	return faults
 }
 
+// skipFaults says which tests of a test file skip themselves.
+func skipFaults(fset *token.FileSet, f *ast.File) []string {
+	var faults []string
+	for _, d := range f.Decls {
+		fn, ok := d.(*ast.FuncDecl)
+		if !ok || fn.Body == nil || strings.HasPrefix(fn.Name.Name, "Fuzz") {
+			continue
+		}
+		testers := []map[string]bool{testersOf(fn.Type)} // of the functions around the present node, innermost last
+		var open []ast.Node
+		ast.Inspect(fn.Body, func(n ast.Node) bool {
+			if n == nil {
+				if _, lit := open[len(open)-1].(*ast.FuncLit); lit {
+					testers = testers[:len(testers)-1]
+				}
+				open = open[:len(open)-1]
+				return true
+			}
+			open = append(open, n)
+			if lit, ok := n.(*ast.FuncLit); ok {
+				testers = append(testers, testersOf(lit.Type))
+			}
+			sel, ok := n.(*ast.SelectorExpr)
+			if !ok || !strings.HasPrefix(sel.Sel.Name, "Skip") {
+				return true
+			}
+			if x, ok := sel.X.(*ast.Ident); ok && nearest(testers, x.Name) {
+				faults = append(faults, fset.Position(n.Pos()).String()+": skips "+fn.Name.Name)
+			}
+			return true
+		})
+	}
+	return faults
+}
+
+// testersOf maps each parameter to whether it is a testing.T, B or TB.
+func testersOf(t *ast.FuncType) map[string]bool {
+	found := map[string]bool{}
+	for _, p := range t.Params.List {
+		typ := deref(p.Type)
+		sel, ok := typ.(*ast.SelectorExpr)
+		tester := false
+		if ok {
+			pkg, isIdent := sel.X.(*ast.Ident)
+			tester = isIdent && pkg.Name == "testing"
+		}
+		for _, name := range p.Names {
+			found[name.Name] = tester
+		}
+	}
+	return found
+}
+
+func nearest(scopes []map[string]bool, name string) bool {
+	for _, s := range slices.Backward(scopes) {
+		if tester, ok := s[name]; ok {
+			return tester
+		}
+	}
+	return false
+}
+
 // literals gives the string constants of a file that satisfy keep.
 func literals(f *ast.File, keep func(string) bool) map[string]ast.Node {
 	found := map[string]ast.Node{}
