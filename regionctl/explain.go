@@ -4,14 +4,12 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
-	"net/url"
 	"strconv"
 	"strings"
 
 	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/globalrouter/answer"
 	"github.com/cellgate/cellgate/globalrouter/steer"
-	"github.com/cellgate/cellgate/proxy/path"
 	"github.com/cellgate/cellgate/proxy/program"
 )
 
@@ -45,39 +43,15 @@ func (c *Controller) postExplain(r *call) (any, error) {
 }
 
 func lookup(req ExplainRequest) (*program.Request, error) {
-	u, err := url.Parse(req.URL)
-	if err != nil || u.Host == "" {
-		return nil, badRequest("url must be absolute, such as https://api.example.com/v1/orders/7")
-	}
-	host, err := path.Host(u.Host)
-	if err != nil {
-		return nil, badRequest("host %q: %v", u.Host, err)
-	}
-	raw := u.EscapedPath()
-	if raw == "" {
-		raw = "/"
-	}
-	clean, err := path.Normalize(nil, raw)
-	if err != nil {
-		return nil, badRequest("path %q: %v", raw, err)
-	}
-	method := strings.ToUpper(req.Method)
-	if method == "" {
-		method = http.MethodGet
-	}
-	headers := given{}
+	headers := map[string]string{}
 	for k, v := range req.Headers {
 		headers[strings.ToLower(k)] = v
 	}
-	return &program.Request{Host: host, Method: method, Path: clean, Query: u.RawQuery, Headers: headers}, nil
-}
-
-// given are the headers of an explained request.
-type given map[string]string
-
-func (g given) Get(name string) (string, bool) {
-	v, ok := g[name]
-	return v, ok
+	parsed, err := program.ParseRequest(req.Method, req.URL, headers)
+	if err != nil {
+		return nil, badRequest("%s: %v; a proxy answers 400", req.URL, err)
+	}
+	return parsed, nil
 }
 
 // getDNSExplain says which cell a client of an address is sent to, and by which slot of which plan.

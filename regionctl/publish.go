@@ -117,13 +117,7 @@ type draft struct {
 	whole *snapshot.Config // decoded, when it replaces everything
 }
 
-func (d *draft) decode() (*snapshot.Config, error) {
-	files := make([]snapshot.File, len(d.files))
-	for i, f := range d.files {
-		files[i] = snapshot.File{Name: f.Name, Data: []byte(f.Data)}
-	}
-	return checked(files, d.allow)
-}
+func (d *draft) decode() (*snapshot.Config, error) { return checked(d.snapshotFiles(), d.allow) }
 
 // checked decodes and checks documents; every fault of all of them is told at once.
 func checked(files []snapshot.File, allow snapshot.Allow) (*snapshot.Config, error) {
@@ -137,11 +131,11 @@ func checked(files []snapshot.File, allow snapshot.Allow) (*snapshot.Config, err
 	return cfg, nil
 }
 
-func (d *draft) build(old *snapshot.Config, _ *versionRecord) (*snapshot.Config, error) {
+func (d *draft) build(old *snapshot.Config, at *versionRecord) (*snapshot.Config, error) {
 	if d.owner == "" {
 		return d.whole, nil
 	}
-	return d.merge(old)
+	return d.merge(old, at.Manifest.Number)
 }
 
 // shrink is the guard of B6: a publication that drops more than a tenth of the routes, hosts or consumers, by name,
@@ -292,9 +286,9 @@ func (c *Controller) getVersion(r *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	doc, err := document(cfg)
+	doc, err := snapshot.Format(cfg)
 	if err != nil {
 		return nil, err
 	}
-	return VersionDocument{Version: c.describe(rec), Document: doc}, r.match(strconv.FormatUint(rec.Manifest.Number, 10))
+	return VersionDocument{Version: c.describe(rec), Document: string(doc)}, r.match(strconv.FormatUint(rec.Manifest.Number, 10))
 }
