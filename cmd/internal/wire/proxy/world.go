@@ -64,11 +64,11 @@ func serveWorld(parent context.Context, file string, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	adm, err := n.bindAdmin()
-	if err != nil {
+	if err := n.follow(); err != nil {
 		return err
 	}
-	if err := n.follow(); err != nil {
+	adm, err := n.bindAdmin() // after follow: its metrics read the agent
+	if err != nil {
 		return err
 	}
 	return n.run(ctx, own, adm)
