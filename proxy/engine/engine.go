@@ -13,6 +13,8 @@ import (
 	"math/rand/v2"
 	"net"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/cellgate/cellgate/proxy"
@@ -29,6 +31,9 @@ type Options struct {
 	HeaderTime time.Duration
 	// MaxAge is the age, give or take a fifth, from which a connection is asked to leave; 5 min.
 	MaxAge time.Duration
+	// MaxConnections bounds client connections; a new one beyond it is closed at once. 0 is two fifths of the process's
+	// descriptors: an exchange may need two.
+	MaxConnections int64
 }
 
 func (o *Options) fill() {
@@ -41,9 +46,21 @@ func (o *Options) fill() {
 	set(&o.Idle, 75*time.Second)
 	set(&o.HeaderTime, 10*time.Second)
 	set(&o.MaxAge, 5*time.Minute)
+	if o.MaxConnections == 0 {
+		o.MaxConnections = descriptors() * 2 / 5
+	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
+}
+
+// descriptors is how many files the process may have open.
+func descriptors() int64 {
+	var r syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &r); err != nil || r.Cur == 0 {
+		return 1024
+	}
+	return int64(min(r.Cur, 1<<20))
 }
 
 // Listener is a bound socket with how its connections begin; TLS nil means plain.
@@ -57,6 +74,8 @@ type Engine struct {
 	server *proxy.Server
 	opts   Options
 	h2     h2Front
+
+	refusing atomic.Bool
 
 	wg    sync.WaitGroup
 	mu    sync.Mutex
@@ -165,9 +184,24 @@ func (e *Engine) accept(l Listener) error {
 			continue
 		}
 		delay = 5 * time.Millisecond
+		if e.full(nc) {
+			continue
+		}
 		e.wg.Add(1)
 		go e.connection(nc, l.TLS)
 	}
+}
+
+// full closes a connection beyond the bound. It logs the change, not every connection.
+func (e *Engine) full(nc net.Conn) bool {
+	over := e.server.Connections.Load() >= e.opts.MaxConnections
+	if over {
+		_ = nc.Close()
+	}
+	if e.refusing.Swap(over) != over {
+		e.opts.Log.Warn("connections at their bound", "refusing", over, "bound", e.opts.MaxConnections)
+	}
+	return over
 }
 
 func (e *Engine) connection(nc net.Conn, cfg *tls.Config) {

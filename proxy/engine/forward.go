@@ -81,10 +81,21 @@ func (f *forwarding) attempts() bool {
 		if !again {
 			return f.fail(why)
 		}
-		fresh = result == retry.Stale // the next pooled connection is probably as old
-		if !fresh && f.x.Endpoint < 64 {
+		if fresh = result == retry.Stale; fresh { // the next pooled connection is probably as old
+			continue
+		}
+		if f.x.Endpoint < 64 {
 			tried |= 1 << f.x.Endpoint
 		}
+		f.backOff(now)
+	}
+}
+
+// backOff waits up to 25 ms, or a tenth of what is left, so that what failed together isn't retried together.
+func (f *forwarding) backOff(now time.Time) {
+	most := min(25*time.Millisecond, f.x.Deadline.Sub(now)/10)
+	if most > 0 {
+		time.Sleep(rand.N(most))
 	}
 }
 

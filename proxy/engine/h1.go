@@ -26,8 +26,9 @@ type conn struct {
 	x       *proxy.Exchange
 	buf     *[]byte
 	r, w    int // unread bytes are buf[r:w]
-	headEnd int // the head in use lies before it in buf
-	out     []byte
+	headEnd int // the head in use lies before it in buf, or in headBuf
+	headBuf *[]byte
+	out     *[]byte // borrowed while an answer is being made
 	peek    sockpeek.Peeker
 	secure  bool
 	peer    netip.Addr
@@ -40,18 +41,32 @@ type conn struct {
 	answer          h1Answer
 }
 
-// inSize is the first size of a connection's buffer; heads up to http1.MaxHead grow it.
-const inSize = 8 << 10
-
-var (
-	inBuffers  = sync.Pool{New: func() any { b := make([]byte, inSize); return &b }}
-	outBuffers = sync.Pool{New: func() any { b := make([]byte, 0, outSize); return &b }}
+// The sizes of buffers: what an idle connection keeps, what a request body passes through, what an answer is made in.
+// Heads up to http1.MaxHead grow the first.
+const (
+	inSize   = 4 << 10
+	bodySize = 32 << 10
+	outSize  = 20 << 10
 )
 
-const outSize = 20 << 10
+var (
+	inBuffers   = sync.Pool{New: func() any { b := make([]byte, inSize); return &b }}
+	bodyBuffers = sync.Pool{New: func() any { b := make([]byte, bodySize); return &b }}
+	outBuffers  = sync.Pool{New: func() any { b := make([]byte, 0, outSize); return &b }}
+)
+
+// putBack returns a buffer to where it came from; those that were grown are left to the garbage collector.
+func putBack(b *[]byte) {
+	switch len(*b) {
+	case inSize:
+		inBuffers.Put(b)
+	case bodySize:
+		bodyBuffers.Put(b)
+	}
+}
 
 func newConn(e *Engine, nc net.Conn) *conn {
-	c := &conn{e: e, nc: nc, x: e.server.Acquire(), buf: inBuffers.Get().(*[]byte), out: *outBuffers.Get().(*[]byte)}
+	c := &conn{e: e, nc: nc, x: e.server.Acquire(), buf: inBuffers.Get().(*[]byte)}
 	c.peek.Reset(nc)
 	if a, ok := nc.RemoteAddr().(*net.TCPAddr); ok {
 		c.peer = a.AddrPort().Addr().Unmap()
@@ -70,13 +85,7 @@ func (c *conn) prepare() {
 func (c *conn) close() {
 	_ = c.nc.Close()
 	c.e.server.Release(c.x)
-	if len(*c.buf) == inSize {
-		inBuffers.Put(c.buf)
-	}
-	if cap(c.out) == outSize {
-		b := c.out[:0]
-		outBuffers.Put(&b)
-	}
+	putBack(c.buf)
 }
 
 // handshake turns the connection into TLS within the header time.
@@ -223,16 +232,26 @@ func (c *conn) grow() {
 	bigger := make([]byte, min(2*len(*c.buf), http1.MaxHead+inSize))
 	c.w = copy(bigger, (*c.buf)[c.r:c.w])
 	c.r = 0
-	if len(*c.buf) == inSize {
-		inBuffers.Put(c.buf)
-	}
+	putBack(c.buf)
 	c.buf = &bigger
 }
 
-// compact moves what the next request has already sent to the front.
+// compact moves what the next request has already sent to the front, of a small buffer again if it fits.
 func (c *conn) compact() {
-	c.w = copy(*c.buf, (*c.buf)[c.r:c.w])
+	if c.headBuf != nil {
+		putBack(c.headBuf)
+		c.headBuf = nil
+	}
+	to := c.buf
+	if len(*c.buf) > inSize && c.w-c.r <= inSize/2 {
+		to = inBuffers.Get().(*[]byte)
+	}
+	c.w = copy(*to, (*c.buf)[c.r:c.w])
 	c.r = 0
+	if to != c.buf {
+		putBack(c.buf)
+		c.buf = to
+	}
 }
 
 // refuse answers a head that could not be read, and closes.
@@ -243,6 +262,7 @@ func (c *conn) refuse(err error) {
 	c.x.Refuse(headReason(err))
 	c.answer.begin(c)
 	answer(c.x, c, false)
+	c.answer.finish(c)
 	c.x.Finish(time.Now())
 	c.linger()
 }
@@ -275,12 +295,13 @@ func (c *conn) exchange() bool {
 	c.answer.begin(c)
 	x.Closing = x.Request.Close || x.Start.After(c.old)
 	clean := drive(x, c)
-	if !clean && !c.answer.broken && !c.answer.aborted {
-		c.linger()
-	}
+	c.answer.finish(c)
 	going := clean && !c.answer.closing && !c.answer.broken && c.body.done
 	x.Finish(time.Now())
 	c.prepare()
+	if !going && !c.answer.broken && !c.answer.aborted {
+		c.linger()
+	}
 	return going
 }
 
@@ -312,8 +333,8 @@ func park(x *proxy.Exchange, cl client) bool {
 	}
 }
 
-// lingering close: RFC 9112, section 9.6. A close while unread bytes wait would reset the connection and take the
-// answer with it.
+// Lingering close (RFC 9112, section 9.6): a close while unread bytes wait, or come, would reset the connection and take
+// the answer with it. A client that was told to close is gone long before the time is up.
 const (
 	lingerTime  = time.Second
 	lingerBytes = 512 << 10

@@ -19,14 +19,22 @@ type h1Answer struct {
 
 func (a *h1Answer) begin(c *conn) {
 	*a = h1Answer{}
-	c.out = c.out[:0]
+	c.out = outBuffers.Get().(*[]byte)
+	*c.out = (*c.out)[:0]
+}
+
+func (a *h1Answer) finish(c *conn) {
+	if cap(*c.out) == outSize {
+		outBuffers.Put(c.out)
+	}
+	c.out = nil
 }
 
 // head writes the status line, the fields, and the framing that this client understands.
 func (c *conn) head(length int64, none bool) {
 	a := &c.answer
 	a.closing = c.x.Closing
-	out := c.x.AppendFields(http1.AppendStatusLine(c.out[:0], c.x.Status))
+	out := c.x.AppendFields(http1.AppendStatusLine((*c.out)[:0], c.x.Status))
 	switch {
 	case length >= 0 && c.x.Status != 204:
 		out = append(out, "Content-Length: "...)
@@ -44,7 +52,7 @@ func (c *conn) head(length int64, none bool) {
 	} else if c.x.Request.Minor == 0 {
 		out = append(out, "Connection: keep-alive\r\n"...)
 	}
-	c.out = append(out, "\r\n"...)
+	*c.out = append(out, "\r\n"...)
 }
 
 // data appends body. What doesn't fit behind what is waiting goes out in a write of its own.
@@ -52,27 +60,28 @@ func (c *conn) data(p []byte) error {
 	if len(p) == 0 {
 		return nil
 	}
-	if len(c.out)+len(p)+http1.MaxChunkHead+2 > outSize && len(c.out) > 0 {
+	if len(*c.out) > 0 && len(*c.out)+len(p)+http1.MaxChunkHead+2 > outSize {
 		if err := c.flush(); err != nil {
 			return err
 		}
 	}
+	out := *c.out
 	if c.answer.chunked {
-		c.out = http1.AppendChunkHead(c.out, len(p))
-		c.out = append(append(c.out, p...), "\r\n"...)
-		return nil
+		out = append(append(http1.AppendChunkHead(out, len(p)), p...), "\r\n"...)
+	} else {
+		out = append(out, p...)
 	}
-	c.out = append(c.out, p...)
+	*c.out = out
 	return nil
 }
 
 func (c *conn) flush() error {
-	if len(c.out) == 0 {
+	if len(*c.out) == 0 {
 		return nil
 	}
 	c.armWrite(c.x.Deadline)
-	_, err := c.nc.Write(c.out)
-	c.out = c.out[:0]
+	_, err := c.nc.Write(*c.out)
+	*c.out = (*c.out)[:0]
 	c.answer.broken = c.answer.broken || err != nil
 	return err
 }
@@ -87,7 +96,7 @@ func (c *conn) armWrite(by time.Time) {
 
 func (c *conn) end(trailers *http1.Head) error {
 	if c.answer.chunked {
-		c.out = http1.AppendLastChunk(c.out, trailers)
+		*c.out = http1.AppendLastChunk(*c.out, trailers)
 	}
 	return c.flush()
 }

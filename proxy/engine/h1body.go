@@ -111,8 +111,7 @@ func (c *conn) readBody(got int64) error {
 // minRoom is the least that a read of body gets.
 const minRoom = 4 << 10
 
-// roomForBody makes space for n bytes behind the head and the unread bytes, in a new buffer if need be: the exchange still
-// refers to the old one, which is left to the garbage collector.
+// roomForBody makes space for n bytes behind the head and the unread bytes, in another buffer if need be.
 func (c *conn) roomForBody(n int) {
 	if c.r == c.w {
 		c.r, c.w = c.headEnd, c.headEnd
@@ -120,10 +119,16 @@ func (c *conn) roomForBody(n int) {
 	if len(*c.buf)-c.w >= n {
 		return
 	}
-	bigger := make([]byte, max(4*inSize, n+c.w-c.r))
-	c.w = copy(bigger, (*c.buf)[c.r:c.w])
-	c.r, c.headEnd = 0, 0
-	c.buf = &bigger
+	room := bodyBuffers.Get().(*[]byte)
+	if need := n + c.w - c.r; need > bodySize {
+		b := make([]byte, need)
+		room = &b
+	}
+	c.w = copy(*room, (*c.buf)[c.r:c.w])
+	if c.r, c.headEnd = 0, 0; c.headBuf == nil {
+		c.headBuf = c.buf // until the exchange ends
+	}
+	c.buf = room
 }
 
 // sayContinue answers the expectation of a client that waits for it, once, before its body is read for the first time.
