@@ -1,0 +1,277 @@
+package proxy
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cellgate/cellgate/proxy/program"
+	"github.com/cellgate/cellgate/reason"
+	"github.com/cellgate/cellgate/snapshot"
+)
+
+// script is an authenticator and a limiter that do as they are told.
+type script struct {
+	why    reason.Reason
+	wait   chan struct{}
+	id     Identity
+	asked  []Credentials
+	refuse int // index of the claim to refuse, -1 for none
+	claims []Claim
+}
+
+func (s *script) Authenticate(c *Credentials, id *Identity, _ time.Time) (reason.Reason, <-chan struct{}) {
+	s.asked = append(s.asked, *c)
+	*id = s.id
+	if s.wait != nil {
+		w := s.wait
+		s.wait = nil
+		return reason.AuthUnavailable, w
+	}
+	return s.why, nil
+}
+
+func (s *script) Take(claims []Claim, _ time.Time) int {
+	s.claims = append([]Claim(nil), claims...)
+	if s.refuse >= 0 && s.refuse < len(claims) {
+		claims[s.refuse].RetryAfter = 1500 * time.Millisecond
+		return s.refuse
+	}
+	return -1
+}
+
+const document = `
+version: v1
+routes:
+  - {id: open, match: {host: a.example, path: /open}, upstream: up}
+  - {id: closed, match: {host: a.example, path: /closed}, upstream: up, auth: jwt, limits: {tenant: 100/second, user: 1/minute}, timeout: 2s}
+  - {id: split, match: {host: a.example, path: /split}, auth: jwt, sticky: user, split: [{upstream: up, weight: 95}, {upstream: canary, weight: 5}]}
+upstreams:
+  - {id: up, endpoints: ["127.0.0.1:1"]}
+  - {id: canary, endpoints: ["127.0.0.1:2"]}
+policies: [{id: jwt, jwt: {issuer: "https://i.example", audience: a, jwks: "https://i.example/keys"}}]
+plans: [{id: pro, rate_per_sec: 7}]
+consumers: [{id: acme, plan: pro}]
+tenants: [{id: acme, hosts: [a.example]}]
+`
+
+func serverOf(t testing.TB, s *script, share int) *Server {
+	t.Helper()
+	cfg, problems := snapshot.Decode([]snapshot.File{{Name: "d", Data: []byte(document)}}, snapshot.Loopback())
+	if err := problems.Err(); err != nil {
+		t.Fatal(err)
+	}
+	snap, err := snapshot.Seal(cfg, snapshot.Meta{Number: 1, Author: "t"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := program.Compile(snap, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := New(Options{Auth: s, Limits: s})
+	if err := srv.Apply(p, share); err != nil {
+		t.Fatal(err)
+	}
+	return srv
+}
+
+func exchangeOf(t testing.TB, s *Server, head string) *Exchange {
+	t.Helper()
+	x := s.Acquire()
+	x.Start, x.PeerText = time.Now(), "192.0.2.1"
+	if n, err := x.Request.Parse([]byte(head)); err != nil || n != len(head) {
+		t.Fatal(n, err)
+	}
+	return x
+}
+
+func get(path string, fields ...string) string {
+	return "GET " + path + " HTTP/1.1\r\nHost: a.example\r\n" + strings.Join(append(fields, ""), "\r\n") + "\r\n"
+}
+
+func TestAParkedExchangeResumesAtTheSameStage(t *testing.T) {
+	wait := make(chan struct{})
+	s := &script{wait: wait, refuse: -1, id: Identity{User: "u"}}
+	x := exchangeOf(t, serverOf(t, s, 1), get("/closed", "Authorization: Bearer x"))
+	if v := x.Run(); v != Park || x.Wait() != (<-chan struct{})(wait) {
+		t.Fatalf("verdict %d", v)
+	}
+	id := x.ID()
+	if v := x.Run(); v != Next {
+		t.Fatalf("after the wait: %d", v)
+	}
+	if len(s.asked) != 2 || x.ID() != id || len(s.claims) != 2 {
+		t.Fatalf("asked %d times, id %s then %s, %d claims", len(s.asked), id, x.ID(), len(s.claims))
+	}
+}
+
+func TestCredentialsCarryTenantAndPolicy(t *testing.T) {
+	s := &script{refuse: -1}
+	x := exchangeOf(t, serverOf(t, s, 1), get("/closed", "Authorization: Bearer x", "X-API-Key: k"))
+	x.Run()
+	c := s.asked[0]
+	if c.Tenant != "acme" || c.Policy.ID != "jwt" || string(c.Authorization) != "Bearer x" || string(c.APIKey) != "k" || c.Program == nil {
+		t.Fatalf("%+v", c)
+	}
+	x = exchangeOf(t, serverOf(t, s, 1), get("/closed", "Authorization: Bearer x", "Authorization: Bearer y"))
+	if x.Run() != Reply || x.Reason != reason.TokenInvalid || len(s.asked) != 1 {
+		t.Fatalf("two credentials: %v", x.Reason)
+	}
+	x = exchangeOf(t, serverOf(t, s, 1), get("/open"))
+	if x.Run() != Next || len(s.asked) != 1 {
+		t.Fatal("a public route asked who calls")
+	}
+}
+
+func TestLimitsAreSharedAndNeverBelowOne(t *testing.T) {
+	s := &script{refuse: -1, id: Identity{User: "u", Consumer: "acme"}}
+	exchangeOf(t, serverOf(t, s, 4), get("/closed")).Run()
+	want := []Claim{
+		{Key: LimitKey{Tenant: "acme", Kind: reason.RateTenant, Route: "closed"}, Rate: 25, Burst: 20},
+		{Key: LimitKey{Tenant: "acme", Kind: reason.RateConsumer, Caller: "acme"}, Rate: 1.75, Burst: 1},
+		{Key: LimitKey{Tenant: "acme", Kind: reason.RateUser, Route: "closed", Caller: "u"}, Rate: 1.0 / 60, Burst: 1},
+	}
+	if fmt.Sprint(s.claims) != fmt.Sprint(want) {
+		t.Fatalf("%v\nwant\n%v", s.claims, want)
+	}
+	exchangeOf(t, serverOf(t, s, 1000), get("/closed")).Run()
+	if c := s.claims[0]; c.Rate != 1 || c.Burst != 1 {
+		t.Fatalf("a thousandth of 100/second: %+v", c)
+	}
+}
+
+func Test429SaysWhenToComeBack(t *testing.T) {
+	for i, why := range []reason.Reason{reason.RateTenant, reason.RateConsumer, reason.RateUser} {
+		s := &script{refuse: i, id: Identity{User: "u", Consumer: "acme"}}
+		x := exchangeOf(t, serverOf(t, s, 1), get("/closed"))
+		if x.Run() != Reply || x.Reason != why || x.Status != 429 {
+			t.Fatalf("%d: %v %d", i, x.Reason, x.Status)
+		}
+		head := string(x.AppendFields(nil))
+		for _, line := range []string{"Retry-After: 2\r\n", "RateLimit: \"" + why.String() + "\";r=0;t=2\r\n", "X-RateLimit-Remaining: 0\r\n"} {
+			if !strings.Contains(head, line) {
+				t.Errorf("%q lacks %q", head, line)
+			}
+		}
+	}
+}
+
+func TestRefusalsChallenge(t *testing.T) {
+	for why, want := range map[reason.Reason]string{
+		reason.TokenMissing: "WWW-Authenticate: Bearer\r\n", reason.TokenExpired: `WWW-Authenticate: Bearer error="invalid_token"`,
+		reason.ScopeMissing: `WWW-Authenticate: Bearer error="insufficient_scope"`, reason.AuthUnavailable: "Retry-After: 1\r\n",
+	} {
+		x := exchangeOf(t, serverOf(t, &script{why: why, refuse: -1}, 1), get("/closed"))
+		if x.Run() != Reply || x.Reason != why || !strings.Contains(string(x.AppendFields(nil)), want) {
+			t.Errorf("%v: %s", x.Reason, x.AppendFields(nil))
+		}
+	}
+}
+
+func TestNoReasonBreaksTheAnswer(t *testing.T) {
+	s := serverOf(t, &script{refuse: -1}, 1)
+	for _, why := range reason.All() {
+		x := exchangeOf(t, s, get("/open"))
+		x.Run()
+		x.Fail(why)
+		if x.Status != why.Status() || !strings.Contains(string(x.Body()), `"reason":"`+why.String()+`"`) {
+			t.Errorf("%v: %d %s", why, x.Status, x.Body())
+		}
+	}
+}
+
+// A6: 5% means 5 ± 0.3%, the same client falls on the same side, and 10% keeps the first 5%.
+func TestStickySplitIsStableAndExact(t *testing.T) {
+	five := []program.Branch{{Upstream: 0, Weight: 95}, {Upstream: 1, Weight: 5}}
+	ten := []program.Branch{{Upstream: 0, Weight: 90}, {Upstream: 1, Weight: 10}}
+	n := 0
+	for i := range 100000 {
+		p := stableHash("split", fmt.Sprintf("user-%d", i))
+		if branch(five, p) == 1 {
+			n++
+			if branch(ten, p) != 1 {
+				t.Fatal("someone of the first 5% left when it became 10%")
+			}
+		}
+	}
+	if n < 4700 || n > 5300 {
+		t.Fatalf("%d of 100000 on the 5%% side", n)
+	}
+	if h := stableHash("r", "u"); h != 0xde5b2004c0c3ba43 {
+		t.Fatalf("the hash changed to %#x: clients would change sides", h)
+	}
+	first := int32(-1)
+	for range 20 {
+		x := exchangeOf(t, serverOf(t, &script{refuse: -1, id: Identity{User: "u"}}, 1), get("/split"))
+		x.Run()
+		for i, pool := range x.table.pools {
+			if pool == x.Pool && first != int32(i) {
+				if first >= 0 {
+					t.Fatal("one user was sent both ways")
+				}
+				first = int32(i)
+			}
+		}
+	}
+}
+
+func TestTimeoutsAreParsedStrictly(t *testing.T) {
+	for _, c := range []struct {
+		v    string
+		grpc bool
+		want time.Duration
+		ok   bool
+	}{
+		{"250", false, 250 * time.Millisecond, true}, {"0", false, 0, true}, {"", false, 0, false}, {"-1", false, 0, false}, {"1.5", false, 0, false},
+		{"123456789", false, 0, false}, {"1S", true, time.Second, true}, {"2m", true, 2 * time.Millisecond, true}, {"3u", true, 3 * time.Microsecond, true},
+		{"99999999H", true, 1 << 62 / time.Hour * time.Hour, true}, {"1", true, 0, false}, {"S", true, 0, false}, {"1s", true, 0, false},
+	} {
+		if d, ok := parseTimeout([]byte(c.v), c.grpc); ok != c.ok || ok && d != c.want {
+			t.Errorf("%q: %v %v", c.v, d, ok)
+		}
+	}
+}
+
+func TestClientsDeadlineOnlyNarrows(t *testing.T) {
+	s := serverOf(t, &script{refuse: -1}, 1)
+	for head, want := range map[string]time.Duration{
+		get("/closed"): 2 * time.Second,
+		get("/closed", "X-Request-Timeout-Ms: 100"):   100 * time.Millisecond,
+		get("/closed", "X-Request-Timeout-Ms: 60000"): 2 * time.Second,
+		get("/open"): snapshot.DefaultTimeout,
+		get("/open", "grpc-timeout: 1S", "X-Request-Timeout-Ms: 3000"): time.Second,
+	} {
+		x := exchangeOf(t, s, head)
+		x.Run()
+		if got := x.Deadline.Sub(x.Start); got != want {
+			t.Errorf("%q: %v, want %v", head, got, want)
+		}
+	}
+}
+
+func TestRunAllocatesNothing(t *testing.T) {
+	s := serverOf(t, &script{refuse: -1}, 1)
+	x := exchangeOf(t, s, get("/open"))
+	out := make([]byte, 0, 4096)
+	if n := testing.AllocsPerRun(1000, func() {
+		x.reset()
+		if x.Run() != Next {
+			t.Fatal(x.Reason)
+		}
+		out = x.AppendRequest(out[:0], 0, x.Start)
+	}); n != 0 {
+		t.Fatalf("%v allocations", n)
+	}
+	x = exchangeOf(t, s, get("/none"))
+	if n := testing.AllocsPerRun(1000, func() {
+		x.reset()
+		if x.Run() != Reply {
+			t.Fatal(x.Reason)
+		}
+		out = x.AppendFields(out[:0])
+	}); n != 0 {
+		t.Fatalf("%v allocations for an own answer", n)
+	}
+}

@@ -1,0 +1,303 @@
+package upstream
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"math/big"
+	"net"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/cellgate/cellgate/snapshot"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// sink accepts connections and keeps them open until the test ends.
+func sink(t *testing.T) string {
+	l, err := net.Listen("tcp", "127.22.1.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mu sync.Mutex
+	var all []net.Conn
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			mu.Lock()
+			all = append(all, c)
+			mu.Unlock()
+		}
+	}()
+	t.Cleanup(func() {
+		l.Close()
+		<-done
+		for _, c := range all {
+			c.Close()
+		}
+	})
+	return l.Addr().String()
+}
+
+func one(t *testing.T, u snapshot.Upstream, o Options) (*Registry, *Pool) {
+	t.Helper()
+	if o.Allow.Upstreams == nil {
+		o.Allow = snapshot.Loopback()
+	}
+	r := NewRegistry(o)
+	pools, err := r.Pools([]snapshot.Upstream{u})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Retire(nil) })
+	return r, pools[0]
+}
+
+func in(d time.Duration) time.Time { return time.Now().Add(d) }
+
+func TestPoolIsABulkhead(t *testing.T) {
+	_, p := one(t, snapshot.Upstream{ID: "u", Endpoints: []string{sink(t)}, Pool: snapshot.Pool{MaxConnections: 2, MaxPending: 1}}, Options{})
+	a, err := p.Acquire(0, false, false, time.Now(), in(time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := p.Acquire(0, false, false, time.Now(), in(time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := make(chan *Conn, 1)
+	go func() {
+		c, err := p.Acquire(0, false, false, time.Now(), in(2*time.Second))
+		if err != nil {
+			t.Error(err)
+		}
+		got <- c
+	}()
+	for p.stats(time.Now()).Pending == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	if _, err := p.Acquire(0, false, false, time.Now(), in(time.Second)); !errors.Is(err, ErrPoolFull) {
+		t.Fatalf("beyond the queue: %v", err)
+	}
+	p.Release(a, true, time.Now())
+	c := <-got
+	if c != a || !c.Reused {
+		t.Fatal("the released connection was not handed to the one who waited")
+	}
+	go func() {
+		c, err := p.Acquire(0, false, false, time.Now(), in(2*time.Second))
+		if err != nil {
+			t.Error(err)
+		}
+		got <- c
+	}()
+	for p.stats(time.Now()).Pending == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	p.Release(b, false, time.Now()) // a broken connection frees its place
+	d := <-got
+	if d == b || d.Reused {
+		t.Fatal("no new connection in the freed place")
+	}
+	if _, err := p.Acquire(0, false, false, time.Now(), in(30*time.Millisecond)); !errors.Is(err, ErrNoTime) {
+		t.Fatalf("waiting past the deadline: %v", err)
+	}
+	p.Release(c, true, time.Now())
+	p.Release(d, true, time.Now())
+	if st := p.stats(time.Now()); st.Open != 2 || st.Idle != 2 || st.Pending != 0 {
+		t.Fatalf("%+v", st)
+	}
+}
+
+// Whatever happens, connections are never more than the bound and none is lost from the count.
+func TestPoolCountsStayRightUnderContention(t *testing.T) {
+	_, p := one(t, snapshot.Upstream{ID: "u", Endpoints: []string{sink(t), sink(t), "127.22.1.1:1"}, Pool: snapshot.Pool{MaxConnections: 4, MaxPending: 50}}, Options{})
+	var wg sync.WaitGroup
+	for g := range 30 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for i := range 60 {
+				c, err := p.Acquire((g+i)%3, i%3 == 0, i%7 == 0, time.Now(), in(20*time.Millisecond))
+				if err != nil {
+					continue
+				}
+				if st := p.stats(time.Now()); st.Open > 4 || st.Idle > st.Open || st.Idle < 0 {
+					t.Errorf("%+v", st)
+				}
+				p.Release(c, (g+i)%4 != 0, time.Now())
+			}
+		}()
+	}
+	wg.Wait()
+	if st := p.stats(time.Now()); st.Open != st.Idle || st.Pending != 0 || st.Open < 0 {
+		t.Fatalf("after all: %+v", st)
+	}
+}
+
+func TestAnIdleConnectionOfAnotherEndpointMakesRoom(t *testing.T) {
+	_, p := one(t, snapshot.Upstream{ID: "u", Endpoints: []string{sink(t), sink(t)}, Pool: snapshot.Pool{MaxConnections: 1}}, Options{})
+	c, err := p.Acquire(0, false, false, time.Now(), in(time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Release(c, true, time.Now())
+	c, err = p.Acquire(1, false, false, time.Now(), in(time.Second))
+	if err != nil || c.Endpoint != 1 {
+		t.Fatal(err)
+	}
+	p.Release(c, true, time.Now())
+}
+
+func TestOldConnectionsAreNotReused(t *testing.T) {
+	r, p := one(t, snapshot.Upstream{ID: "u", Endpoints: []string{sink(t)}}, Options{})
+	c, err := p.Acquire(0, false, false, time.Now(), in(time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Release(c, true, time.Now().Add(maxAge))
+	if st := p.stats(time.Now()); st.Open != 0 {
+		t.Fatalf("past its maximum age: %+v", st)
+	}
+	c, _ = p.Acquire(0, false, false, time.Now(), in(time.Second))
+	p.Release(c, true, time.Now())
+	r.Sweep(time.Now().Add(idleTimeout + time.Second))
+	if st := p.stats(time.Now()); st.Open != 0 || st.Idle != 0 {
+		t.Fatalf("idle for too long: %+v", st)
+	}
+}
+
+func TestUnchangedUpstreamsKeepTheirPoolAndDroppedOnesLetGo(t *testing.T) {
+	u := snapshot.Upstream{ID: "u", Endpoints: []string{sink(t)}}
+	r, p := one(t, u, Options{})
+	busy, err := p.Acquire(0, false, false, time.Now(), in(time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, _ := r.Pools([]snapshot.Upstream{u})
+	if again[0] != p {
+		t.Fatal("an unchanged upstream got a new pool")
+	}
+	changed := u
+	changed.Balance = "round_robin"
+	other, _ := r.Pools([]snapshot.Upstream{changed})
+	if other[0] == p {
+		t.Fatal("a changed upstream kept its pool")
+	}
+	r.Retire(other)
+	p.Release(busy, true, time.Now())
+	if st := p.stats(time.Now()); st.Open != 0 {
+		t.Fatalf("a dropped pool keeps %+v", st)
+	}
+}
+
+// The address is judged after resolution, at the moment of dialling: a name that turns to a forbidden one gains nothing.
+func TestForbiddenAddressesAreNotDialled(t *testing.T) {
+	target := netip.MustParseAddrPort(sink(t))
+	answer := target.Addr()
+	lookup := func(context.Context, string, string) ([]netip.Addr, error) { return []netip.Addr{answer}, nil }
+	u := snapshot.Upstream{ID: "u", Endpoints: []string{netip.AddrPortFrom(target.Addr(), target.Port()).String(), "rebind.example:80", "169.254.169.254:80"}, TLS: snapshot.TLS{Off: true}}
+	strict := snapshot.Allow{Upstreams: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}
+	_, p := one(t, u, Options{Allow: strict, Lookup: lookup})
+	for i := range u.Endpoints {
+		if _, err := p.Acquire(i, false, false, time.Now(), in(time.Second)); !errors.Is(err, ErrForbidden) {
+			t.Errorf("%s: %v", u.Endpoints[i], err)
+		}
+	}
+	if st := p.stats(time.Now()); st.Open != 0 {
+		t.Fatalf("%+v", st)
+	}
+}
+
+// G71: names are resolved again, and the last answer is kept when the resolver fails.
+func TestNamesAreResolvedAgainAndSurviveTheResolver(t *testing.T) {
+	now, asked := time.Now(), 0
+	answers := [][]netip.Addr{{netip.MustParseAddr("10.0.0.1")}, nil, {netip.MustParseAddr("10.0.0.2")}}
+	lookup := func(context.Context, string, string) ([]netip.Addr, error) {
+		a := answers[min(asked, 2)]
+		asked++
+		if a == nil {
+			return nil, errors.New("SERVFAIL")
+		}
+		return a, nil
+	}
+	p, err := parsePlace("orders.example:80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []string{"10.0.0.1:80", "10.0.0.1:80", "10.0.0.1:80", "10.0.0.2:80"} {
+		a, err := p.address(t.Context(), lookup, now)
+		if err != nil || a.String() != want {
+			t.Fatalf("step %d: %v %v, want %s", i, a, err, want)
+		}
+		if i > 0 {
+			now = now.Add(nameTTL)
+		}
+	}
+	if _, err := (&place{host: "none.example", port: 80}).address(t.Context(), func(context.Context, string, string) ([]netip.Addr, error) { return nil, nil }, now); !errors.Is(err, errNoAddress) {
+		t.Fatal(err)
+	}
+}
+
+func TestUpstreamTLSIsVerified(t *testing.T) {
+	key, _ := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{"orders.internal"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := tls.Listen("tcp", "127.22.1.1:0", &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_ = c.(*tls.Conn).Handshake()
+			c.Close()
+		}
+	}()
+	defer func() { l.Close(); <-done }()
+	ca := string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
+	for name, c := range map[string]struct {
+		tls snapshot.TLS
+		ok  bool
+	}{
+		"right name and CA": {snapshot.TLS{CA: ca, ServerName: "orders.internal"}, true},
+		"wrong name":        {snapshot.TLS{CA: ca, ServerName: "other.internal"}, false},
+		"unknown CA":        {snapshot.TLS{ServerName: "orders.internal"}, false},
+		"address as name":   {snapshot.TLS{CA: ca}, false},
+	} {
+		_, p := one(t, snapshot.Upstream{ID: name, Endpoints: []string{l.Addr().String()}, TLS: c.tls}, Options{})
+		conn, err := p.Acquire(0, false, false, time.Now(), in(2*time.Second))
+		if (err == nil) != c.ok {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err == nil {
+			p.Release(conn, false, time.Now())
+		}
+	}
+	if _, err := NewRegistry(Options{}).Pools([]snapshot.Upstream{{ID: "x", Endpoints: []string{"a:1"}, TLS: snapshot.TLS{CA: "none"}}}); err == nil {
+		t.Error("a CA without a certificate was taken")
+	}
+}
