@@ -77,9 +77,9 @@ func (a Allow) host(host string) (fault, hint string) {
 	lower := strings.ToLower(strings.TrimSuffix(host, "."))
 	switch {
 	case !validHostname(lower):
-		return "is neither a host name nor an address", ""
+		return "is neither a host name nor an address", "such as orders.internal.example.com or 10.0.0.7"
 	case slices.Contains(metadataNames, lower):
-		return "names a metadata service, which is refused everywhere", ""
+		return "names a metadata service, which is refused everywhere", "name the service itself"
 	case (lower == "localhost" || strings.HasSuffix(lower, ".localhost")) && !a.loopback():
 		return "is a loopback name", a.loopbackHint(true)
 	}
@@ -92,7 +92,7 @@ func (a Allow) loopbackHint(loopback bool) string {
 	if loopback {
 		return "permit it with --allow-upstreams 127.0.0.0/8, if this is meant for one machine"
 	}
-	return ""
+	return "name a public, private (RFC 1918) or unique local address"
 }
 
 // endpoint checks host:port and gives its canonical spelling.
@@ -102,7 +102,7 @@ func (a Allow) endpoint(s string) (clean, fault, hint string) {
 		return "", "is not host:port", "such as 10.0.0.7:8080 or [fd00::7]:8080"
 	}
 	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-		return "", "has no port of 1 to 65535", ""
+		return "", "has no port of 1 to 65535", "such as 10.0.0.7:8080"
 	}
 	if fault, hint := a.host(host); fault != "" {
 		return "", fault, hint
@@ -121,11 +121,11 @@ func (a Allow) identityURL(s string) (fault, hint string) {
 		return "is not an absolute URL", "such as https://id.example.com/keys"
 	}
 	if u.User != nil || u.Fragment != "" {
-		return "has credentials or a fragment", ""
+		return "has credentials or a fragment", "such as https://id.example.com/keys"
 	}
 	if p := u.Port(); p != "" {
 		if n, err := strconv.ParseUint(p, 10, 16); err != nil || n == 0 {
-			return "has no port of 1 to 65535", ""
+			return "has no port of 1 to 65535", "leave the port out for 443"
 		}
 	}
 	if fault, hint := a.host(u.Hostname()); fault != "" {
@@ -134,7 +134,7 @@ func (a Allow) identityURL(s string) (fault, hint string) {
 	if u.Scheme == "https" || u.Scheme == "http" && a.PlainURLs && isLoopbackHost(u.Hostname()) {
 		return "", ""
 	}
-	return "must be https", ""
+	return "must be https", "plain http: is for loopback addresses on one machine"
 }
 
 func isLoopbackHost(host string) bool {

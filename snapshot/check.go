@@ -162,7 +162,7 @@ func (d *decoder) finish() (*Config, problem.List) {
 	d.problems.Sort()
 	if d.unshown > 0 {
 		last := d.problems[len(d.problems)-1]
-		d.problems = append(d.problems, problem.Problem{File: last.File, Line: last.Line, Message: fmt.Sprintf("%d more problems are not shown", d.unshown)})
+		d.problems = append(d.problems, problem.Problem{File: last.File, Line: last.Line, Message: fmt.Sprintf("%d more problems are not shown", d.unshown), Hint: "mend the ones above first"})
 	}
 	return c, d.problems
 }

@@ -207,7 +207,7 @@ func (d *decoder) headerPredicates(o object) map[string]string {
 	for k, v := range given {
 		lower := strings.ToLower(k)
 		if !isToken(k) || lower == "host" {
-			o.wrong("headers", strconv.Quote(clip(k))+" is not a header that can be matched", "")
+			o.wrong("headers", strconv.Quote(clip(k))+" is not a header that can be matched", "a header name other than host, such as x-api-version")
 			continue
 		}
 		if _, twice := m[lower]; twice {
@@ -263,7 +263,7 @@ func (d *decoder) split(o object, s spot, r *Route) {
 		}
 		un, key := b.either("upstream", "upstream_id")
 		if un == nil || b.get("weight") == nil {
-			d.wrong(b.line, p, "needs upstream and weight", "")
+			d.wrong(b.line, p, "needs upstream and weight", "such as {upstream: orders-v2, weight: 5}")
 			return
 		}
 		id, ok1 := d.string(un, p, key)
@@ -279,7 +279,7 @@ func (d *decoder) split(o object, s spot, r *Route) {
 		total += uint64(weight)
 	})
 	if total == 0 && len(d.problems)+d.unshown == before {
-		o.wrong("split", "has no weight above 0", "")
+		o.wrong("split", "has no weight above 0", "give at least one upstream a weight")
 	}
 }
 
@@ -337,7 +337,7 @@ func (o object) timeout() (time.Duration, bool) {
 		o.wrong("timeout", "0 would let no request pass", "leave it out for "+Duration(DefaultTimeout))
 		return 0, false
 	case ok && v < time.Millisecond:
-		o.wrong("timeout", "is shorter than 1ms", "")
+		o.wrong("timeout", "is shorter than 1ms", "give at least 1ms")
 		return 0, false
 	}
 	return v, ok

@@ -97,7 +97,7 @@ func (d *decoder) discovery(o object, u *Upstream) {
 	u.Discovery = Discovery{Consul: in.string("consul"), DNS: in.string("dns")}
 	switch {
 	case len(in.keys) != 1:
-		d.wrong(in.line, in.at, "has exactly one of consul and dns", "")
+		d.wrong(in.line, in.at, "has exactly one of consul and dns", "such as {consul: orders}")
 	case in.get("dns") != nil && u.Discovery.DNS != "":
 		host := u.Discovery.DNS
 		if h, _, found := strings.Cut(host, ":"); found {
@@ -158,10 +158,10 @@ func (d *decoder) tls(o object, t *TLS) {
 	t.CA, _ = d.limited(in.get("ca"), in.at, "ca", maxText)
 	t.ServerName, t.ClientCert = in.string("server_name"), in.string("client_cert")
 	if t.CA != "" && !validCA(t.CA) {
-		in.wrong("ca", "holds no certificate in PEM", "")
+		in.wrong("ca", "holds no certificate in PEM", "paste the whole BEGIN CERTIFICATE block")
 	}
 	if t.ServerName != "" && !validHostname(t.ServerName) {
-		in.wrong("server_name", strconv.Quote(clip(t.ServerName))+" is not a host name", "")
+		in.wrong("server_name", strconv.Quote(clip(t.ServerName))+" is not a host name", "such as orders.internal.example.com")
 	}
 }
 
@@ -212,7 +212,7 @@ func (d *decoder) jwt(n *yaml.Node, p *at) *JWT {
 	j := &JWT{Issuer: o.string("issuer"), Audience: o.string("audience"), JWKS: o.string("jwks"), ConsumerClaim: o.string("consumer_claim")}
 	for _, key := range []string{"issuer", "audience", "jwks"} {
 		if o.get(key) == nil {
-			d.wrong(o.line, p.child(key), "is missing", "")
+			d.wrong(o.line, p.child(key), "is missing", "a jwt policy needs issuer, audience and jwks")
 		}
 	}
 	if j.JWKS != "" {
@@ -337,12 +337,12 @@ func (d *decoder) sample(n *yaml.Node, s spot, p *at) {
 	before := len(d.problems) + d.unshown
 	sample := Sample{At: Place{File: s.file, Line: s.line, Path: s.path()}}
 	if n := o.get("request"); n == nil {
-		d.wrong(o.line, p.child("request"), "is missing", "")
+		d.wrong(o.line, p.child("request"), "is missing", "such as {method: GET, url: \"https://api.example.com/v1\"}")
 	} else if in, ok := d.object(n, p.child("request"), requestKeys); ok {
 		sample.Request = d.sampleRequest(in)
 	}
 	if n := o.get("expect"); n == nil {
-		d.wrong(o.line, p.child("expect"), "is missing", "")
+		d.wrong(o.line, p.child("expect"), "is missing", "give route, upstream or status")
 	} else if in, ok := d.object(n, p.child("expect"), expectKeys); ok {
 		sample.Expect = d.sampleExpect(in)
 	}
@@ -357,7 +357,7 @@ func (d *decoder) sampleRequest(o object) SampleRequest {
 		r.Method = o.string("method")
 	}
 	if o.get("url") == nil {
-		d.wrong(o.line, o.at.child("url"), "is missing", "")
+		d.wrong(o.line, o.at.child("url"), "is missing", "such as https://api.example.com/v1/orders/7")
 	} else if r.URL != "" && !strings.HasPrefix(r.URL, "https://") && !strings.HasPrefix(r.URL, "http://") {
 		o.wrong("url", strconv.Quote(clip(r.URL))+" is not an absolute URL", "such as https://api.example.com/v1/orders/7")
 	}

@@ -71,7 +71,7 @@ func TestTenFaultsAreAllNamedWithTheirLines(t *testing.T) {
 }
 
 func TestLargeDocumentsAreCutWithoutChangingTheirMeaning(t *testing.T) {
-	text := ManyRoutes(2000, 50)
+	text := manyRoutes(2000, 50)
 	whole, problems := Decode([]File{{"a", []byte(text)}}, Allow{})
 	if len(problems) > 0 {
 		t.Fatal(problems)
@@ -91,8 +91,8 @@ func TestLargeDocumentsAreCutWithoutChangingTheirMeaning(t *testing.T) {
 	}
 }
 
-// ManyRoutes is a document of n flow-style routes over some hosts.
-func ManyRoutes(n, hosts int) string {
+// manyRoutes is a document of n flow-style routes over some hosts.
+func manyRoutes(n, hosts int) string {
 	var b strings.Builder
 	b.WriteString("version: v1\nroutes:\n")
 	for i := range n {

@@ -54,7 +54,7 @@ func (d *decoder) object(n *yaml.Node, p *at, known []string) (o object, ok bool
 	o = object{d: d, line: n.Line, at: p}
 	n = d.resolve(n)
 	if n == nil || n.Kind != yaml.MappingNode {
-		d.wrong(o.line, p, "must be a mapping", "")
+		d.wrong(o.line, p, "must be a mapping", "write {key: value} or one key: value a line")
 		return o, false
 	}
 	o.line = n.Line
@@ -190,17 +190,17 @@ func (d *decoder) limited(n *yaml.Node, p *at, key string, most int) (string, bo
 	}
 	switch {
 	case n == nil || n.Kind != yaml.ScalarNode:
-		d.wrong(line, p, "must be a string", "")
+		d.wrong(line, p, "must be a string", "write one value, in quotes if it has special characters")
 	case n.Tag == "!!null" || n.Tag == "!!str" && n.Value == "":
 		d.wrong(line, p, "is empty", "give a value or leave the key out")
 	case n.Tag == "!!bool":
 		d.wrong(line, p, "must be a string, not a boolean", "put it in quotes")
 	case n.Tag != "!!str" && n.Tag != "!!int" && n.Tag != "!!float" && n.Tag != "!!timestamp":
-		d.wrong(line, p, "must be a string, not "+n.Tag, "")
+		d.wrong(line, p, "must be a string, not "+clip(n.Tag), "leave the tag out")
 	case len(n.Value) > most:
-		d.wrong(line, p, fmt.Sprintf("is longer than %d bytes", most), "")
+		d.wrong(line, p, fmt.Sprintf("is longer than %d bytes", most), "shorten it")
 	case strings.ContainsFunc(n.Value, func(r rune) bool { return r < ' ' && (most == maxString || r != '\n') || r == 0x7f }):
-		d.wrong(line, p, "holds control characters", "")
+		d.wrong(line, p, "holds control characters", "take them out")
 	default:
 		return d.intern(n.Value), true
 	}
@@ -229,7 +229,7 @@ func (o object) bool(key string) bool {
 	if v := o.d.resolve(n); v != nil && v.Kind == yaml.ScalarNode && v.Tag == "!!bool" {
 		return strings.EqualFold(v.Value, "true")
 	}
-	o.wrong(key, "must be true or false", "")
+	o.wrong(key, "must be true or false", "without quotes")
 	return false
 }
 
@@ -241,12 +241,12 @@ func (o object) int(key string, lo, hi int64) (v int64, ok bool) {
 	}
 	r := o.d.resolve(n)
 	if r == nil || r.Kind != yaml.ScalarNode || r.Tag != "!!int" {
-		o.wrong(key, "must be a whole number", "")
+		o.wrong(key, "must be a whole number", "in decimal digits, without quotes or a unit")
 		return 0, false
 	}
 	v, err := strconv.ParseInt(r.Value, 10, 64)
 	if err != nil || v < lo || v > hi {
-		o.wrong(key, fmt.Sprintf("%s is not a number of %d to %d", clip(r.Value), lo, hi), "")
+		o.wrong(key, fmt.Sprintf("%s is not a number of %d to %d", clip(r.Value), lo, hi), "choose a number within")
 		return 0, false
 	}
 	return v, true
@@ -274,7 +274,7 @@ func (o object) duration(key string, lo, hi time.Duration) (time.Duration, bool)
 		}
 		o.wrong(key, strconv.Quote(clip(s))+" is not a duration", hint)
 	case v < lo || v > hi:
-		o.wrong(key, fmt.Sprintf("%s is not within %s to %s", clip(s), Duration(lo), Duration(hi)), "")
+		o.wrong(key, fmt.Sprintf("%s is not within %s to %s", clip(s), Duration(lo), Duration(hi)), "choose a time within")
 	default:
 		return v, true
 	}
@@ -292,7 +292,7 @@ func (d *decoder) list(n *yaml.Node, p *at, most int, each func(i int, n *yaml.N
 	case n == nil || n.Kind != yaml.SequenceNode:
 		d.wrong(line, p, "must be a list", "write [a, b] or one - item a line")
 	case len(n.Content) > most:
-		d.wrong(line, p, fmt.Sprintf("has %d items, more than %d", len(n.Content), most), "")
+		d.wrong(line, p, fmt.Sprintf("has %d items, more than %d", len(n.Content), most), "cut it into several items")
 	default:
 		for i, item := range n.Content {
 			each(i, item, p.item(i))
@@ -325,11 +325,11 @@ func (o object) pairs(key string, most int) map[string]string {
 	p := o.at.child(key)
 	r := o.d.resolve(n)
 	if r == nil || r.Kind != yaml.MappingNode {
-		o.d.wrong(n.Line, p, "must be a mapping", "")
+		o.d.wrong(n.Line, p, "must be a mapping", "write {key: value} or one key: value a line")
 		return nil
 	}
 	if len(r.Content)/2 > most {
-		o.d.wrong(n.Line, p, fmt.Sprintf("has %d entries, more than %d", len(r.Content)/2, most), "")
+		o.d.wrong(n.Line, p, fmt.Sprintf("has %d entries, more than %d", len(r.Content)/2, most), "keep the ones that matter")
 		return nil
 	}
 	var seen []string

@@ -195,5 +195,8 @@ var yamlLine = regexp.MustCompile(`^(?:yaml: )?(?:line (\d+): )?(.*)`)
 func yamlFault(err error) (line int, text string) {
 	m := yamlLine.FindStringSubmatch(strings.ReplaceAll(err.Error(), "\n", " "))
 	line, _ = strconv.Atoi(m[1])
+	if line > 0 && strings.HasPrefix(m[2], "did not find expected") {
+		line++ // the parser counts its lines from 0, the scanner from 1
+	}
 	return max(line, 1), m[2]
 }

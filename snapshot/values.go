@@ -119,10 +119,10 @@ func looksNumeric(label string) bool {
 // proxy/path gives to requests, since a pattern in another form would never match.
 func pathPattern(s string) (fault, hint string) {
 	if !strings.HasPrefix(s, "/") {
-		return "does not start with a slash", ""
+		return "does not start with a slash", "such as /v1/orders"
 	}
 	if len(s) > maxPattern || strings.Count(s, "/") > maxSegments {
-		return fmt.Sprintf("is longer than %d bytes or %d segments", maxPattern, maxSegments), ""
+		return fmt.Sprintf("is longer than %d bytes or %d segments", maxPattern, maxSegments), "shorten it, or use path_prefix"
 	}
 	segments := strings.Split(s[1:], "/")
 	var names []string
@@ -137,10 +137,10 @@ func pathPattern(s string) (fault, hint string) {
 		case strings.ContainsAny(segment, "{}"):
 			name, ok := parameterName(segment)
 			if !ok {
-				return "has a parameter that is not {name} as a whole segment", ""
+				return "has a parameter that is not {name} as a whole segment", "such as /v1/orders/{id}"
 			}
 			if strings.Contains("/"+strings.Join(names, "/")+"/", "/"+name+"/") {
-				return "names the parameter " + name + " twice", ""
+				return "names the parameter " + name + " twice", "give each parameter its own name"
 			}
 			names = append(names, name)
 		default:
@@ -150,7 +150,7 @@ func pathPattern(s string) (fault, hint string) {
 		}
 	}
 	if len(names) > maxParameters {
-		return fmt.Sprintf("has more than %d parameters", maxParameters), ""
+		return fmt.Sprintf("has more than %d parameters", maxParameters), "use path_prefix for the rest of the path"
 	}
 	return "", ""
 }
@@ -184,7 +184,7 @@ func literalSegment(s string) (fault, hint string) {
 		}
 	}
 	if plain, err := url.PathUnescape(s); err != nil || !utf8.ValidString(plain) {
-		return "percent-encodes bytes that are not UTF-8", ""
+		return "percent-encodes bytes that are not UTF-8", "requests with such paths are refused"
 	}
 	return "", ""
 }

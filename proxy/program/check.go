@@ -26,12 +26,12 @@ func Check(cfg *snapshot.Config) problem.List {
 	b := route.NewBuilder()
 	for i := range cfg.Routes {
 		if err := b.Add(&cfg.Routes[i]); err != nil {
-			return problem.List{{Path: "routes", Message: err.Error()}}
+			return problem.List{{Path: "routes", Message: err.Error(), Hint: "this is a fault of the compiler; please report it"}}
 		}
 	}
 	index, err := route.NewIndex([]*route.Table{b.Table()}, nil)
 	if err != nil {
-		return problem.List{{Path: "routes", Message: err.Error()}}
+		return problem.List{{Path: "routes", Message: err.Error(), Hint: "this is a fault of the compiler; please report it"}}
 	}
 	var problems problem.List
 	for i := range cfg.Samples {
