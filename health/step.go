@@ -71,7 +71,9 @@ type Cell struct {
 	// Flips counts deaths that followed too soon on a recovery; UpSince is the last recovery.
 	Flips   int       `json:"flips,omitempty"`
 	UpSince time.Time `json:"up_since,omitzero"`
-	Why     string    `json:"why,omitempty"`
+	// OwnSince is since when the own region's prober reaches the cell without interruption; zero = it doesn't.
+	OwnSince time.Time `json:"own_since,omitzero"`
+	Why      string    `json:"why,omitempty"`
 	// Views holds the newest look from each vantage point, at most one per region of Config.Vantages.
 	Views map[cells.RegionID]View `json:"views,omitempty"`
 }
@@ -223,8 +225,14 @@ func (c Cell) judge(v votes, cfg Config, now time.Time) Cell {
 	if lean := v.lean(c.Verdict, cfg.quorum()); lean != c.Lean || c.LeanSince.IsZero() || c.LeanSince.After(now) {
 		c.Lean, c.LeanSince = lean, now
 	}
+	switch {
+	case !v.ownOK:
+		c.OwnSince = time.Time{}
+	case c.OwnSince.IsZero() || c.OwnSince.After(now):
+		c.OwnSince = now
+	}
 	c.Why = v.why
-	status := c.decide(v, now.Sub(c.LeanSince), cfg)
+	status := c.decide(v, cfg, now)
 	if status == c.Status && !c.Since.IsZero() {
 		return c
 	}
@@ -232,18 +240,20 @@ func (c Cell) judge(v votes, cfg Config, now time.Time) Cell {
 	return c
 }
 
-// decide gives the status after the lean has lasted that long.
-func (c Cell) decide(v votes, lasted time.Duration, cfg Config) Status {
+// decide gives the status that follows from the votes and from how long the lean has lasted.
+func (c Cell) decide(v votes, cfg Config, now time.Time) Status {
+	lasted := now.Sub(c.LeanSince)
+	contested := v.ownOK && (c.Status != Unhealthy || now.Sub(c.OwnSince) >= cfg.DownAfter)
 	switch {
 	case v.up+v.down+v.blind == 0:
 		return Unknown
 	case c.Lean == Healthy && (c.Verdict != Unhealthy || lasted >= cfg.upWait(c.Flips)):
 		return Healthy
-	case c.Lean == Unhealthy && c.Verdict == Unhealthy && !v.ownOK:
+	case c.Lean == Unhealthy && c.Verdict == Unhealthy && !contested:
 		return Unhealthy
 	case lasted < cfg.DownAfter || c.Lean == Healthy:
 		return c.Status
-	case c.Lean == Unhealthy && !v.ownOK:
+	case c.Lean == Unhealthy && !contested:
 		return Unhealthy
 	default: // no majority, blindness, or reached by its own region alone: losing sight is no death
 		return Unknown
