@@ -15,13 +15,14 @@ type stage func(*Exchange) Verdict
 
 // stages is the order in which a request is judged (E1). Next after the last means: forward.
 var stages = [...]stage{
-	admit,        // request id, connection protocol, readiness probe, deadline
-	target,       // host and path in their one normal form
-	matchRoute,   // tenant, route, its timeout
-	authenticate, // who calls, and may they
-	limits,       // tenant, consumer, user
-	payload,      // the size that the request announces
-	choose,       // upstream of the route, retry rules
+	admit,          // request id, connection protocol, readiness probe
+	clientDeadline, // what time the client gives
+	target,         // host and path in their one normal form
+	matchRoute,     // tenant, route, its timeout
+	authenticate,   // who calls, and may they
+	limits,         // tenant, consumer, user
+	payload,        // the size that the request announces
+	choose,         // upstream of the route, retry rules
 }
 
 // answerStages is the order in which an answer is prepared, the gateway's own as well as an upstream's.

@@ -1,19 +1,18 @@
 package proxy
 
 import (
-	"hash/fnv"
-	"math/bits"
 	"math/rand/v2"
 
 	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/proxy/retry"
+	"github.com/cellgate/cellgate/proxy/split"
 	"github.com/cellgate/cellgate/reason"
 )
 
 // choose picks the route's upstream and sets up the machine of attempts.
 func choose(x *Exchange) Verdict {
 	r := x.match.Route
-	x.Pool = x.table.pools[branch(r.Branches, x.splitPoint(r.Sticky))]
+	x.Pool = x.table.pools[x.branch(r)]
 	if x.Pool == nil {
 		return x.refuse(reason.NoEndpoint)
 	}
@@ -33,6 +32,15 @@ func idempotent(method string) bool {
 	return method == "GET" || method == "HEAD" || method == "OPTIONS"
 }
 
+// branch is the upstream that the request falls to.
+func (x *Exchange) branch(r *program.Route) int32 {
+	if len(r.Branches) == 1 {
+		return r.Branches[0].Upstream
+	}
+	i := split.Pick(len(r.Branches), func(i int) uint32 { return r.Branches[i].Weight }, x.splitPoint(r.Sticky))
+	return r.Branches[i].Upstream
+}
+
 // splitPoint is where in the split the request falls: by a stable hash of a verified identity when the route is sticky,
 // the same on every node (A6), else anywhere.
 func (x *Exchange) splitPoint(sticky string) uint64 {
@@ -49,37 +57,5 @@ func (x *Exchange) splitPoint(sticky string) uint64 {
 	if id == "" {
 		return rand.Uint64()
 	}
-	return stableHash(x.match.Route.ID, id)
-}
-
-// stableHash must never change: clients would change sides.
-func stableHash(route, id string) uint64 {
-	h := fnv.New64a()
-	_, _ = h.Write([]byte(route))
-	_, _ = h.Write([]byte{0})
-	_, _ = h.Write([]byte(id))
-	v := h.Sum64() // finalised as in SplitMix64, since FNV leaves the upper bits poor
-	v = (v ^ v>>30) * 0xbf58476d1ce4e5b9
-	v = (v ^ v>>27) * 0x94d049bb133111eb
-	return v ^ v>>31
-}
-
-// branch is the upstream whose share of the line holds the point. Shares stand in the author's order, so when the last
-// one grows it keeps whom it had.
-func branch(all []program.Branch, point uint64) int32 {
-	if len(all) == 1 {
-		return all[0].Upstream
-	}
-	var total uint64
-	for _, b := range all {
-		total += uint64(b.Weight)
-	}
-	at, _ := bits.Mul64(point, total)
-	for _, b := range all {
-		if at < uint64(b.Weight) {
-			return b.Upstream
-		}
-		at -= uint64(b.Weight)
-	}
-	return all[len(all)-1].Upstream
+	return split.Point(x.match.Route.ID, id)
 }
