@@ -31,6 +31,7 @@ var (
 	ErrConflict  = errors.New("store: a condition did not hold")
 	ErrTooLarge  = errors.New("store: a commit out of bounds")
 	ErrLeaseLost = errors.New("store: the lease has expired")
+	ErrFull      = errors.New("store: no space left")
 )
 
 // Bounds of one commit, all well below etcd's; what passes them is refused with ErrTooLarge. Blobs are cut into chunks.

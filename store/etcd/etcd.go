@@ -153,8 +153,11 @@ func (s *Store) Commit(ctx context.Context, conds []store.Cond, ops []store.Op) 
 		return 0, err
 	}
 	r, err := s.client.Txn(ctx).If(compares...).Then(puts...).Commit()
-	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+	switch {
+	case errors.Is(err, rpctypes.ErrLeaseNotFound):
 		return 0, fmt.Errorf("%w: etcd: %v", store.ErrLeaseLost, err)
+	case errors.Is(err, rpctypes.ErrNoSpace):
+		return 0, fmt.Errorf("%w: etcd: %v", store.ErrFull, err)
 	}
 	if err != nil {
 		return 0, s.fail(ctx, "commit", err)

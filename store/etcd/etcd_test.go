@@ -27,12 +27,13 @@ import (
 
 // cluster is a world's CA and one embedded member, behind a relay whose connections can be broken.
 type cluster struct {
-	t     testing.TB
-	ca    *trust.CA
-	roots *trust.Roots
-	dir   string
-	addr  netip.AddrPort
-	relay *relay
+	t      testing.TB
+	ca     *trust.CA
+	roots  *trust.Roots
+	dir    string
+	addr   netip.AddrPort
+	relay  *relay
+	issued int
 }
 
 func (c *cluster) file(name string, b []byte) string {
@@ -50,7 +51,9 @@ func (c *cluster) issue(role trust.Role, id cells.NodeID) (certFile, keyFile str
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	return c.file(string(role)+".crt", cert), c.file(string(role)+".key", key)
+	c.issued++
+	name := fmt.Sprint(role, c.issued)
+	return c.file(name+".crt", cert), c.file(name+".key", key)
 }
 
 func (c *cluster) clientTLS(role trust.Role) *tls.Config {
@@ -71,40 +74,82 @@ func freePort(t testing.TB) netip.AddrPort {
 	return ln.Addr().(*net.TCPAddr).AddrPort()
 }
 
-func start(t testing.TB) *cluster {
+// world makes the CA of a world without members.
+func world(t testing.TB) *cluster {
 	t.Helper()
 	ca, err := trust.NewCA("gw.test", time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
 	c := &cluster{t: t, ca: ca, dir: t.TempDir(), addr: freePort(t)}
-	caFile := c.file("ca.crt", ca.CertPEM())
-	if c.roots, err = trust.LoadRoots(caFile); err != nil {
+	if c.roots, err = trust.LoadRoots(c.file("ca.crt", ca.CertPEM())); err != nil {
 		t.Fatal(err)
 	}
+	return c
+}
+
+// member is one etcd that can be stopped and started again on its data.
+type member struct {
+	t      testing.TB
+	config server.Config
+	stop   context.CancelFunc
+	ready  chan struct{}
+	done   chan error
+}
+
+func (c *cluster) member(name string, addr netip.AddrPort, set func(*server.Config)) *member {
+	c.t.Helper()
 	cert, key := c.issue(trust.RoleEtcd, "eu-west/1")
+	m := &member{t: c.t, config: server.Config{
+		Name: name, Dir: filepath.Join(c.dir, name), Addr: addr, Peer: freePort(c.t), Cert: cert, Key: key,
+		CA: filepath.Join(c.dir, "ca.crt"), Heartbeat: 10 * time.Millisecond,
+	}}
+	if set != nil {
+		set(&m.config)
+	}
+	return m
+}
+
+func (m *member) run() {
+	m.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	ready, done := make(chan struct{}), make(chan error, 1)
-	go func() {
-		done <- server.Run(ctx, server.Config{
-			Name: "eu-west", Dir: filepath.Join(c.dir, "data"), Addr: c.addr, Peer: freePort(t), Cert: cert, Key: key, CA: caFile,
-			Heartbeat: 10 * time.Millisecond, Ready: func() { close(ready) },
-		})
-	}()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
+	m.stop, m.ready, m.done = cancel, ready, done
+	config := m.config
+	config.Ready = func() { close(ready) }
+	go func() { done <- server.Run(ctx, config) }()
+	m.t.Cleanup(m.end)
+}
+
+func (m *member) wait() {
+	m.t.Helper()
 	select {
-	case <-ready:
-	case err := <-done:
-		done <- err
-		t.Fatal(err)
+	case <-m.ready:
+	case err := <-m.done:
+		m.t.Fatal(err)
 	case <-time.After(20 * time.Second):
-		t.Fatal("the member is not ready")
+		m.t.Fatal("the member is not ready")
 	}
+}
+
+// end stops the member, once.
+func (m *member) end() {
+	if m.stop == nil {
+		return
+	}
+	m.stop()
+	m.stop = nil
+	if err := <-m.done; err != nil {
+		m.t.Error(err)
+	}
+}
+
+func start(t testing.TB) *cluster {
+	t.Helper()
+	c := world(t)
+	m := c.member("eu-west", c.addr, nil)
+	m.run()
+	m.wait()
 	c.relay = newRelay(t, c.addr.String())
 	return c
 }
@@ -187,6 +232,7 @@ func (r *relay) cut() {
 }
 
 func TestConformance(t *testing.T) {
+	t.Parallel()
 	c := start(t)
 	var world atomic.Int32
 	storetest.Run(t, func(t *testing.T) storetest.World {
@@ -201,6 +247,7 @@ func TestConformance(t *testing.T) {
 }
 
 func TestWholeKeySpaceListsWithoutAPrefix(t *testing.T) {
+	t.Parallel()
 	s := start(t).open("")
 	for _, key := range []string{"b", "\xff", "a"} {
 		if _, err := s.Commit(t.Context(), nil, []store.Op{store.Put(key, nil)}); err != nil {
@@ -214,8 +261,9 @@ func TestWholeKeySpaceListsWithoutAPrefix(t *testing.T) {
 }
 
 func TestOnlyControllersTalkToEtcd(t *testing.T) {
+	t.Parallel()
 	c := start(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 700*time.Millisecond)
 	defer cancel()
 	s, err := etcd.Open(etcd.Config{Endpoints: []string{"https://" + c.addr.String()}, TLS: c.clientTLS(trust.RoleProxy)})
 	if err != nil {
@@ -233,6 +281,7 @@ func TestOnlyControllersTalkToEtcd(t *testing.T) {
 // A watch at the compacted revision itself is legal: whoever has seen everything up to a revision misses nothing when
 // exactly that much is compacted, and must not pay a reset for it.
 func TestWatchAtTheCompactedRevisionGoesOnWithoutReset(t *testing.T) {
+	t.Parallel()
 	c := start(t)
 	s := c.open("")
 	events := s.Watch(t.Context(), "a/")
@@ -254,6 +303,7 @@ func TestWatchAtTheCompactedRevisionGoesOnWithoutReset(t *testing.T) {
 // What a quiet watch has not read is never skipped: other prefixes move the store's revision on, connections break,
 // and the one change that matters arrives all the same, and just once.
 func TestQuietWatchSkipsNoRevision(t *testing.T) {
+	t.Parallel()
 	c := start(t)
 	s := c.open("")
 	events := s.Watch(t.Context(), "quiet/")
@@ -308,6 +358,7 @@ func next(t *testing.T, events <-chan store.Event) store.Event {
 }
 
 func TestOpenedBeforeTheClusterIsUp(t *testing.T) {
+	t.Parallel()
 	s, err := etcd.Open(etcd.Config{Endpoints: []string{"https://" + freePort(t).String()}})
 	if err != nil {
 		t.Fatal(err)

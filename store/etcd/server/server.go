@@ -31,6 +31,8 @@ type Config struct {
 	Cert, Key, CA string
 	// Heartbeat and Election are the timing of the cluster; 0 means 250 ms and ten times Heartbeat.
 	Heartbeat, Election time.Duration
+	// Quota is the size of the database, in bytes, at which writes are refused; 0 means 512 MiB.
+	Quota int64
 	// Ready is called once the member serves; nil is nobody.
 	Ready func()
 	// Log gets the member's errors, and its warnings at debug level; nil is silent.
@@ -38,7 +40,7 @@ type Config struct {
 }
 
 const (
-	quota = 512 << 20 // bytes of the database, then writes are refused with NOSPACE
+	defaultQuota = 512 << 20
 	// keepRevisions is the history that auto-compaction leaves to watches that reconnect.
 	keepRevisions = "1000"
 	snapshotCount = 5000 // entries of the log between snapshots
@@ -79,6 +81,9 @@ func (c Config) embed() *embed.Config {
 	if c.Election == 0 {
 		c.Election = 10 * c.Heartbeat
 	}
+	if c.Quota == 0 {
+		c.Quota = defaultQuota
+	}
 	if len(c.Cluster) == 0 {
 		c.Cluster = map[string]netip.AddrPort{c.Name: c.Peer}
 	}
@@ -88,7 +93,7 @@ func (c Config) embed() *embed.Config {
 	e.ListenPeerUrls, e.AdvertisePeerUrls = []url.URL{https(c.Peer)}, []url.URL{https(c.Peer)}
 	e.InitialCluster, e.InitialClusterToken = c.members(), "cellgate"
 	e.TickMs, e.ElectionMs = uint(c.Heartbeat.Milliseconds()), uint(c.Election.Milliseconds())
-	e.QuotaBackendBytes = quota
+	e.QuotaBackendBytes = c.Quota
 	e.AutoCompactionMode, e.AutoCompactionRetention = embed.CompactorModeRevision, keepRevisions
 	e.SnapshotCount = snapshotCount
 	e.EnableGRPCGateway = false
