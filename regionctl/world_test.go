@@ -344,6 +344,12 @@ func (w *world) startProber(id cells.RegionID) {
 // ask calls a region's API. It returns the status and decodes the answer into out when out is not nil.
 func (w *world) ask(id cells.RegionID, method, path string, in, out any) (int, *Fault) {
 	w.t.Helper()
+	return w.send(w.request(id, method, path, in), out)
+}
+
+// request is an authenticated request; in is a document, or bytes that are sent as they are.
+func (w *world) request(id cells.RegionID, method, path string, in any) *http.Request {
+	w.t.Helper()
 	var body io.Reader
 	if in != nil {
 		raw, ok := in.([]byte)
@@ -358,12 +364,28 @@ func (w *world) ask(id cells.RegionID, method, path string, in, out any) (int, *
 	if in != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
-	return w.send(req, out)
+	return req
+}
+
+func (w *world) transport(cert *tls.Certificate) *http.Transport {
+	t := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: w.pool}, DisableKeepAlives: true}
+	if cert != nil {
+		t.TLSClientConfig.Certificates = []tls.Certificate{*cert}
+	}
+	return t
+}
+
+func (w *world) clientCert(role string) tls.Certificate {
+	certPEM, keyPEM, err := w.ca.Issue(trust.Identity{World: "gw.test", Role: trust.Role(role), ID: "eu-west/9"}, nil, nil, time.Now(), time.Hour)
+	must(w.t, err)
+	cert, err := tls.X509KeyPair(certPEM, keyPEM)
+	must(w.t, err)
+	return cert
 }
 
 func (w *world) send(req *http.Request, out any) (int, *Fault) {
 	w.t.Helper()
-	client := &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: w.pool}, DisableKeepAlives: true}}
+	client := &http.Client{Timeout: 20 * time.Second, Transport: w.transport(nil)}
 	resp, err := client.Do(req)
 	must(w.t, err)
 	defer resp.Body.Close()
