@@ -9,6 +9,9 @@ func (x *Exchange) record(now time.Time) {
 		TLS: x.TLS, Method: text(x.Request.Method()), Host: x.host, Path: string(x.path), Status: x.Status, Reason: x.Reason,
 		Tenant: x.match.Tenant, Attempts: x.Attempts, User: x.identity.User, Consumer: x.identity.Consumer,
 		BytesIn: x.BytesIn, BytesOut: x.BytesOut, Truncated: x.Truncated}
+	if r.Path == "" && string(x.Request.Target()) == ReadyPath {
+		r.Path = ReadyPath
+	}
 	if x.table != nil {
 		r.Snapshot = x.table.program.Number
 	}

@@ -94,8 +94,11 @@ func (l *Log) Dropped() uint64 { return l.dropped.Load() }
 // Lines is the number of lines accepted.
 func (l *Log) Lines() uint64 { return l.lines.Load() }
 
-// Record implements proxy.Recorder.
+// Record implements proxy.Recorder. Readiness probes that went well have no line.
 func (l *Log) Record(r *proxy.Record) {
+	if r.Path == proxy.ReadyPath && r.Route == "" && r.Status == 200 {
+		return
+	}
 	b := l.scratch.Get().(*[]byte)
 	*b = appendRecord((*b)[:0], r)
 	l.put(*b)

@@ -21,9 +21,10 @@ func (m *Meter) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByColl
 // Collect implements prometheus.Collector: it adds the shards up, one lock at a time.
 func (m *Meter) Collect(ch chan<- prometheus.Metric) {
 	m.forget(time.Now().Add(-idle))
-	sums, reasons, callers := m.sum()
+	sums, reasons, callers, known := m.sum()
 	m.collectRoutes(ch, sums)
 	m.collectReasons(ch, reasons)
+	ch <- prometheus.MustNewConstMetric(desc("authenticated_total", "Exchanges of callers whose credentials held."), prometheus.CounterValue, float64(known))
 	limit := desc("limited_total", "Answers 429 by consumer.", "tenant", "consumer")
 	for k, p := range withOther(m.called) {
 		if n := callers[p]; n > 0 {
@@ -100,7 +101,7 @@ func withOther(t *table[pair]) map[pair]int {
 	return all
 }
 
-func (m *Meter) sum() (sums []series, reasons [64]uint64, callers []uint64) {
+func (m *Meter) sum() (sums []series, reasons [64]uint64, callers []uint64, known uint64) {
 	sums, callers = make([]series, maxRoutes+1), make([]uint64, maxCallers+1)
 	for i := range m.shards {
 		s := &m.shards[i]
@@ -110,6 +111,7 @@ func (m *Meter) sum() (sums []series, reasons [64]uint64, callers []uint64) {
 				sums[n].add(one)
 			}
 		}
+		known += s.known
 		for r, n := range s.reasons {
 			reasons[r] += n
 		}
@@ -118,7 +120,7 @@ func (m *Meter) sum() (sums []series, reasons [64]uint64, callers []uint64) {
 		}
 		s.mu.Unlock()
 	}
-	return sums, reasons, callers
+	return sums, reasons, callers, known
 }
 
 func (s *series) add(b *series) {

@@ -64,6 +64,7 @@ type shard struct {
 	mu      sync.Mutex
 	series  [maxRoutes + 1]*series // by number of the pair; 0 is other
 	reasons [64]uint64
+	known   uint64 // exchanges of authenticated callers
 	limited [maxCallers + 1]uint64
 	window  Window
 	latency [report.SketchBuckets]uint32
@@ -126,6 +127,9 @@ func (m *Meter) Record(r *proxy.Record) {
 	s.reasons[min(int(r.Reason), len(s.reasons)-1)]++
 	if limited(r.Reason) {
 		s.limited[caller]++
+	}
+	if r.User != "" || r.Consumer != "" {
+		s.known++
 	}
 	tally(&s.window.Counts, r)
 	s.latency[report.Bucket(r.Total)]++

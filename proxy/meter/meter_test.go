@@ -57,6 +57,7 @@ func TestEachMetricHasItsNameAndLabels(t *testing.T) {
 		"cellgate_proxy_truncated_total":          {"route", "tenant"},
 		"cellgate_proxy_rejects_total":            {"reason", "side"},
 		"cellgate_proxy_limited_total":            {"consumer", "tenant"},
+		"cellgate_proxy_authenticated_total":      nil,
 	}
 	if len(got) != len(want) {
 		t.Errorf("%d metrics, want %d", len(got), len(want))

@@ -17,6 +17,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -348,4 +349,24 @@ func TestAWrongBootstrapFileIsRefusedInClearWords(t *testing.T) {
 	if r := harness.Run(t, "proxy", "serve", "--bootstrap", g.file, "--http", ":0"); r.Code != 2 {
 		t.Errorf("--bootstrap with --http: exit %d, %s", r.Code, r.Stderr)
 	}
+}
+
+func TestProbesAreNobodysRequests(t *testing.T) {
+	g := newGateway(t)
+	defer g.control()()
+	g.publish(1)
+	harness.Start(t, "proxy", "serve", "--bootstrap", g.file)
+	g.becomes("readiness", g.shared("/open1"), "", 200, 10*time.Second)
+	for range 5 {
+		g.get("http://"+g.boot.OwnHTTP.String()+proxy.ReadyPath, "")
+	}
+	g.get(g.shared("/open1"), "")
+	_, body, _ := g.get(g.admin("/metrics"), "admin-token")
+	if strings.Contains(body, `route=""`) {
+		t.Errorf("probes have series of their own:\n%s", body)
+	}
+	harness.Eventually(t, 5*time.Second, "the access log", func() bool {
+		raw, err := os.ReadFile(g.boot.AccessLog)
+		return err == nil && strings.Contains(string(raw), `"path":"/open1"`) && !strings.Contains(string(raw), proxy.ReadyPath)
+	})
 }

@@ -47,8 +47,8 @@ type worldNode struct {
 	used   usage
 }
 
-// serveWorld binds the node's own addresses and its admin server first, so that a second process with the same name fails
-// before it touches the disk; then it serves from disk; the addresses that it shares with its cell are bound when it can
+// serveWorld binds the node's own addresses first, so that a second process with the same name fails before it touches the
+// disk; then it serves from disk; the addresses that it shares with its cell are bound when it can
 // answer there.
 func serveWorld(parent context.Context, file string, stderr io.Writer) error {
 	if parent == nil {
