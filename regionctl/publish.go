@@ -121,10 +121,7 @@ func (d *draft) decode() (*snapshot.Config, error) { return checked(d.snapshotFi
 
 // checked decodes and checks documents; every fault of all of them is told at once.
 func checked(files []snapshot.File, allow snapshot.Allow) (*snapshot.Config, error) {
-	cfg, problems := snapshot.Decode(files, allow)
-	if len(problems) == 0 {
-		problems = program.Check(cfg)
-	}
+	cfg, problems := program.Validate(files, allow)
 	if len(problems) > 0 {
 		return nil, invalid(problems)
 	}

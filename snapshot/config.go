@@ -125,7 +125,7 @@ type TLS struct {
 	Off        bool   `json:"off,omitempty"`
 	CA         string `json:"ca,omitempty"` // PEM
 	ServerName string `json:"server_name,omitempty"`
-	ClientCert string `json:"client_cert,omitempty"`
+	ClientCert string `json:"client_cert,omitempty"` // PEM: certificate chain and key
 }
 
 // Policy is a named rule that routes refer to. Exactly one kind is set.

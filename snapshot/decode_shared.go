@@ -156,7 +156,11 @@ func (d *decoder) tls(o object, t *TLS) {
 		return
 	}
 	t.CA, _ = d.limited(in.get("ca"), in.at, "ca", maxText)
-	t.ServerName, t.ClientCert = in.string("server_name"), in.string("client_cert")
+	t.ServerName = in.string("server_name")
+	t.ClientCert, _ = d.limited(in.get("client_cert"), in.at, "client_cert", maxText)
+	if t.ClientCert != "" && !(strings.Contains(t.ClientCert, "BEGIN CERTIFICATE") && strings.Contains(t.ClientCert, "PRIVATE KEY-----")) {
+		in.wrong("client_cert", "holds no certificate with its key in PEM", "paste both BEGIN blocks, the certificate first")
+	}
 	if t.CA != "" && !validCA(t.CA) {
 		in.wrong("ca", "holds no certificate in PEM", "paste the whole BEGIN CERTIFICATE block")
 	}

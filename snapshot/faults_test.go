@@ -69,6 +69,7 @@ func TestEveryRuleNamesItsFault(t *testing.T) {
 		upstream("endpoints: ['10.0.0.1:80'], lb: random"):                                                       `upstreams[0].lb: "random" is not known`,
 		upstream("endpoints: ['10.0.0.1:80'], tls: yes"):                                                         `upstreams[0].tls: "yes" is not known`,
 		upstream("endpoints: ['10.0.0.1:80'], tls: {ca: x}"):                                                     "upstreams[0].tls.ca: holds no certificate",
+		upstream("endpoints: ['10.0.0.1:80'], tls: {client_cert: x}"):                                            "upstreams[0].tls.client_cert: holds no certificate with its key",
 		upstream("endpoints: ['10.0.0.1:80'], pool: {max_connections: 0}"):                                       "upstreams[0].pool.max_connections: 0 is not a number",
 		upstream("endpoints: ['[64:ff9b::7f00:1]:80']"):                                                          "upstreams[0].endpoints[0]: [64:ff9b::7f00:1]:80 embeds 127.0.0.1",
 		section("policies: [{id: none, api_key: {}}]"):                                                           "policies[0].id: none means no policy",

@@ -15,11 +15,8 @@ func load(path string, n uint64, now time.Time, prev *program.Program) (*program
 	if err != nil {
 		return nil, fmt.Errorf("document: %w", err)
 	}
-	cfg, problems := snapshot.Decode([]snapshot.File{{Name: path, Data: raw}}, snapshot.Loopback())
+	cfg, problems := program.Validate([]snapshot.File{{Name: path, Data: raw}}, snapshot.Loopback())
 	if err := problems.Err(); err != nil {
-		return nil, fmt.Errorf("document refused:\n%w", err)
-	}
-	if err := program.Check(cfg).Err(); err != nil {
 		return nil, fmt.Errorf("document refused:\n%w", err)
 	}
 	snap, err := snapshot.Seal(cfg, snapshot.Meta{Number: n, Created: now, Author: "file", Message: path})
