@@ -133,7 +133,8 @@ func TestEveryTypeOfTheZoneFileIsAnswered(t *testing.T) {
 		{"out.gw.test.", dns.TypeA, "noerror aa www.example.com."},
 		{"www.gw.test.", dns.TypeCNAME, "noerror aa api.gw.test."},
 		{"www.gw.test.", dns.TypeTXT, "noerror aa api.gw.test. SOA@gw.test."},
-		{"loop1.gw.test.", dns.TypeA, "servfail aa"},
+		{"x.loop.gw.test.", dns.TypeA, "servfail aa"},
+		{"out.gw.test.", dns.TypeANY, "noerror aa www.example.com."},
 		{"docs.gw.test.", dns.TypeANY, `noerror aa "RFC8482" ""`},
 		{"api.gw.test.", dns.TypeANY, `noerror aa "RFC8482" ""`},
 		{"nope.gw.test.", dns.TypeANY, "nxdomain aa SOA@gw.test."},
@@ -440,7 +441,7 @@ func FuzzFastAndSlowSayTheSame(f *testing.F) {
 func shallow(text string) string {
 	var out []string
 	for line := range strings.Lines(text) {
-		if !strings.Contains(line, "child") && !strings.Contains(line, "wild") {
+		if !strings.Contains(line, "child") && !strings.Contains(line, "wild") && !strings.Contains(line, "*") {
 			out = append(out, line)
 		}
 	}

@@ -156,13 +156,13 @@ func (s *Server) Run(ctx context.Context) error {
 		s.close()
 		return nil
 	})
-	slots := make(chan struct{}, maxConnections)
+	conns := &connections{from: map[netip.Addr]int{}}
 	for i := range s.bound {
 		for j, c := range s.bound[i].udp {
 			w := s.worker()
 			g.Go(func() error { return closed(ctx, s.serveUDP(c, w, uint64(i)<<32|uint64(j))) })
 		}
-		g.Go(func() error { return closed(ctx, s.serveTCP(ctx, s.bound[i].tcp, slots)) })
+		g.Go(func() error { return closed(ctx, s.serveTCP(ctx, s.bound[i].tcp, conns)) })
 	}
 	return g.Wait()
 }

@@ -146,3 +146,27 @@ func TestTCPConnectionsCarryManyQueries(t *testing.T) {
 		t.Errorf("after nonsense: %v", err)
 	}
 }
+
+func TestOneSourceCannotTakeAllConnections(t *testing.T) {
+	c := &connections{from: map[netip.Addr]int{}}
+	greedy, other := addr("192.0.2.1"), addr("192.0.2.2")
+	n := 0
+	for range 2000 {
+		if c.enter(greedy) {
+			n++
+		}
+	}
+	if n != maxFromSource || !c.enter(other) {
+		t.Errorf("one source holds %d connections", n)
+	}
+	c.leave(greedy)
+	if !c.enter(greedy) {
+		t.Error("a place that was left cannot be taken")
+	}
+	for range 2000 {
+		c.enter(resolver)
+	}
+	if c.all != maxConnections {
+		t.Errorf("%d connections in all", c.all)
+	}
+}

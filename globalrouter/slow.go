@@ -79,6 +79,9 @@ func (e *edns) read(q *dns.Msg, packet []byte) bool {
 	}
 	e.present, e.do, e.version = true, opt.Do(), opt.Version()
 	e.limit = min(max(int(opt.UDPSize()), 512), answer.MaxUDP)
+	if e.version != 0 {
+		return true // its options are not ours to judge (RFC 6891 section 6.1.3)
+	}
 	seen := false
 	for o := range rawOptions(packet) {
 		if o.code != answer.OptionECS {
@@ -231,7 +234,7 @@ func (l *lookup) name(owner, wire string, aliases int) {
 			return
 		}
 	}
-	if cname := sets[dns.TypeCNAME]; len(cname) > 0 && l.qtype != dns.TypeCNAME && l.qtype != dns.TypeANY {
+	if cname := sets[dns.TypeCNAME]; len(cname) > 0 && l.qtype != dns.TypeCNAME {
 		l.alias(owner, cname[0].(*dns.CNAME), aliases)
 		return
 	}
@@ -309,6 +312,9 @@ func (l *lookup) alias(owner string, cname *dns.CNAME, aliases int) {
 		return
 	}
 	l.give(owner, []dns.RR{cname})
+	if l.qtype == dns.TypeANY {
+		return // one RRset is enough (RFC 8482 section 4.1)
+	}
 	if to := wireName(cname.Target); below(to, l.zone.origin) {
 		l.name(cname.Target, to, aliases-1)
 	}

@@ -17,6 +17,8 @@ import (
 const (
 	// maxConnections bounds the TCP connections of a server; what comes beyond is closed at once.
 	maxConnections = 1024
+	// maxFromSource bounds those of one source, so that none can take them all.
+	maxFromSource = 64
 	// idleTimeout is how long a connection may be silent (RFC 7766 section 6.2.3: a few seconds), and how long one write may take.
 	idleTimeout = 10 * time.Second
 	maxMessage  = 65535
@@ -28,7 +30,7 @@ type message [2 + maxMessage]byte
 var messages = sync.Pool{New: func() any { return new(message) }}
 
 // serveTCP accepts until the listener closes, and returns when its connections have ended.
-func (s *Server) serveTCP(ctx context.Context, l *net.TCPListener, slots chan struct{}) error {
+func (s *Server) serveTCP(ctx context.Context, l *net.TCPListener, conns *connections) error {
 	var open sync.WaitGroup
 	defer open.Wait()
 	for {
@@ -44,26 +46,53 @@ func (s *Server) serveTCP(ctx context.Context, l *net.TCPListener, slots chan st
 			}
 			continue
 		}
-		select {
-		case slots <- struct{}{}:
-			s.accepted.Add(1)
-			open.Go(func() {
-				defer func() { <-slots }()
-				s.connection(ctx, c)
-			})
-		default:
+		source := c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
+		if !conns.enter(source) {
 			s.refused.Add(1)
 			c.Close()
+			continue
 		}
+		s.accepted.Add(1)
+		open.Go(func() {
+			defer conns.leave(source)
+			s.connection(ctx, c, source)
+		})
+	}
+}
+
+// connections counts open connections, all together and by source.
+type connections struct {
+	mu   sync.Mutex
+	all  int
+	from map[netip.Addr]int
+}
+
+// enter is false at the bound of the server or of the source. Loopback sources have none of their own.
+func (c *connections) enter(source netip.Addr) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.all >= maxConnections || c.from[source] >= maxFromSource && !source.IsLoopback() {
+		return false
+	}
+	c.all++
+	c.from[source]++
+	return true
+}
+
+func (c *connections) leave(source netip.Addr) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.all--
+	if c.from[source]--; c.from[source] == 0 {
+		delete(c.from, source)
 	}
 }
 
 // connection answers one connection's queries in order until it is silent, broken, or ctx ends.
-func (s *Server) connection(ctx context.Context, c *net.TCPConn) {
+func (s *Server) connection(ctx context.Context, c *net.TCPConn, source netip.Addr) {
 	defer c.Close()
 	stop := context.AfterFunc(ctx, func() { c.Close() })
 	defer stop()
-	source := c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
 	var scratch answer.Scratch
 	scratch.Seed(uint64(time.Now().UnixNano()))
 	for ctx.Err() == nil {

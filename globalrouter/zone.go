@@ -189,8 +189,12 @@ func (b *zoneBuilder) add(rr dns.RR, line int) {
 
 func (b *zoneBuilder) check() {
 	for name, sets := range b.names {
-		if c := sets[dns.TypeCNAME]; len(c) > 1 || len(c) == 1 && hasOther(sets) {
+		c := sets[dns.TypeCNAME]
+		switch {
+		case len(c) > 1 || len(c) == 1 && hasOther(sets):
 			b.fault(b.lines[name], "%s: a CNAME record stands alone at its name", c[0].Header().Name)
+		case len(c) == 1 && b.aliases(name) > maxAliases:
+			b.fault(b.lines[name], "%s: its CNAME records are a loop, or more than %d in a row", c[0].Header().Name, maxAliases)
 		}
 	}
 	for name := range b.lines {
@@ -200,6 +204,15 @@ func (b *zoneBuilder) check() {
 			}
 		}
 	}
+}
+
+// aliases is how many CNAME records follow each other from the name on, maxAliases+1 at most.
+func (b *zoneBuilder) aliases(name string) (n int) {
+	for n <= maxAliases && len(b.names[name][dns.TypeCNAME]) > 0 {
+		name = wireName(b.names[name][dns.TypeCNAME][0].(*dns.CNAME).Target)
+		n++
+	}
+	return n
 }
 
 // hasOther looks for what may not stand beside a CNAME (RFC 2181 section 10.1, RFC 4034 section 2.5).

@@ -15,8 +15,7 @@ $TTL 300
 ns1      IN A 192.0.2.53
 www      IN CNAME api
 out      IN CNAME www.example.com.
-loop1    IN CNAME loop2
-loop2    IN CNAME loop1
+*.loop   IN CNAME again.loop
 Docs     IN A 192.0.2.80
 docs     IN A 192.0.2.81
 docs     IN HTTPS 1 . alpn="h2" ipv4hint=192.0.2.80
@@ -53,6 +52,7 @@ func TestFaultsOfAZoneFileNameTheirLine(t *testing.T) {
 		{"SOA below", head + "x IN SOA ns2 h 1 2 3 4 5\n", "zone:4: x.gw.test.: a zone has one SOA record"},
 		{"CNAME beside A", head + "x IN A 192.0.2.1\nx IN CNAME y\n", "zone:5: x.gw.test.: a CNAME record stands alone"},
 		{"two CNAMEs", head + "x IN CNAME y\nx IN CNAME z\n", "zone:5: x.gw.test.: a CNAME record stands alone"},
+		{"CNAME loop", head + "x IN CNAME y\n\ny IN CNAME x\n", "zone:4: x.gw.test.: its CNAME records are a loop"},
 		{"outside", head + "\n\nwww.example.com. IN A 192.0.2.1\n", "zone:6: www.example.com. is outside the zone gw.test."},
 		{"bad address", head + "x IN A 192.0.2\n", "zone:4: bad A A"},
 		{"bad type", head + "x IN NOPE 1\n", "zone:4: "},

@@ -35,12 +35,12 @@ const golden = 0x9e3779b97f4a7c15
 // slot is the slot of the client's bucket, its locality, and the prefix length for which the answer is the same.
 // Queries without ECS from no known place stand for many clients, so that each takes the next slot of a sequence.
 func (t *Table) slot(s *Scratch, set int, c client) (slot int, loc uint16, scope uint8) {
-	bucket, width := c.hi>>(64-bucket4), uint8(bucket4)
+	width := uint8(bucket4)
 	if c.four {
 		loc, scope = t.locate.Lookup4(uint32(c.hi >> 32))
 	} else {
 		loc, scope = t.locate.Lookup6(c.hi, c.lo)
-		bucket, width = c.hi>>(64-bucket6)|1<<63, bucket6
+		width = bucket6
 	}
 	if int(loc) >= len(t.plan.Localities) {
 		loc = 0
@@ -52,22 +52,20 @@ func (t *Table) slot(s *Scratch, set int, c client) (slot int, loc uint16, scope
 		s.weyl += golden
 		return int(s.weyl >> 56), loc, scope
 	}
-	return int(mix(bucket^t.plan.Sets[set].Salt) & (steer.Slots - 1)), loc, scope
-}
-
-// mix is the finaliser of splitmix64; routers of every version must agree on it.
-func mix(z uint64) uint64 {
-	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
-	z = (z ^ z>>27) * 0x94d049bb133111eb
-	return z ^ z>>31
+	return c.hash(t.plan.Sets[set].Salt), loc, scope
 }
 
 // Slot is the slot of a known client, one whose query carries ECS or comes from a place of the plan: for explanations.
-func Slot(set steer.Set, a netip.Addr) int {
-	c := from(a)
-	bucket := c.hi >> (64 - bucket4)
+func Slot(set steer.Set, a netip.Addr) int { return from(a).hash(set.Salt) }
+
+// hash is the finaliser of splitmix64 over the bucket and the set's salt; routers of every version must agree on it.
+func (c client) hash(salt uint64) int {
+	z := c.hi >> (64 - bucket4)
 	if !c.four {
-		bucket = c.hi>>(64-bucket6) | 1<<63
+		z = c.hi>>(64-bucket6) | 1<<63
 	}
-	return int(mix(bucket^set.Salt) & (steer.Slots - 1))
+	z ^= salt
+	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
+	z = (z ^ z>>27) * 0x94d049bb133111eb
+	return int((z ^ z>>31) & (steer.Slots - 1))
 }

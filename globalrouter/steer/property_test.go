@@ -368,6 +368,71 @@ func TestDemandIsHeldWhenItsCellsFallSilentOrDie(t *testing.T) {
 	}
 }
 
+// A region's clients are split evenly over equally near cells, also where they are guests.
+func TestGuestsAreSplitEvenlyOverEquallyNearCells(t *testing.T) {
+	in := inputs(world(2, 2, 1_000_000))
+	s := Step(State{}, in, t0)
+	in.Health["eu/a"], in.Health["eu/b"] = health.Unhealthy, health.Unhealthy
+	s = Step(s, in, t0.Add(5*time.Second))
+	if a, b := owned(s, "us/a", "eu"), owned(s, "us/b", "eu"); a != 128 || b != 128 {
+		t.Errorf("%d and %d slots", a, b)
+	}
+}
+
+// What went away because a cell was too full comes back at most at 2 % of the limit in 10 s, scaled to the ramp.
+func TestReturnIsBoundedByTheInflowBudget(t *testing.T) {
+	in := inputs(world(2, 1, 1_000_000))
+	in.Ramp = 600 * time.Second
+	s, now := Step(State{}, in, t0), t0
+	step := func(eu, us cells.MilliRPS) {
+		now = now.Add(5 * time.Second)
+		in.Load["eu/a"], in.Load["us/a"] = CellLoad{RPS: eu}, CellLoad{RPS: us}
+		s = Step(s, in, now)
+	}
+	for range 20 {
+		step(900_000, 100_000)
+	}
+	if g := s.Granted("eu/a"); g > 710_000 {
+		t.Fatalf("an overfull cell is granted %d", g)
+	}
+	mine := func() int { return owned(s, "eu/a", "eu") + owned(s, "eu/a", Unknown) }
+	away := 256 + 128 - mine()
+	steps := 0
+	for ; mine() < 256+128-2 && steps < 1000; steps++ { // demand falls to a third
+		was := State{Plan: s.Plan}
+		step(220_000, 100_000)
+		was.Demand = s.Demand
+		if grew := s.Granted("eu/a") - was.Granted("eu/a"); grew > 10_000 {
+			t.Fatalf("%d milli-rps came home in 5 s", grew)
+		}
+	}
+	if steps == 1000 || away < 10 {
+		t.Errorf("%d slots were away, not home after %d steps", away, steps)
+	}
+}
+
+// An atom of which less than half is visible holds its demand.
+func TestDemandIsHeldWhenMostOfItIsSilent(t *testing.T) {
+	in := inputs(world(1, 3, 1_000_000))
+	s, now := Step(State{}, in, t0), t0
+	for range 40 {
+		for _, c := range in.Topology.Cells() {
+			in.Load[c.ID] = CellLoad{RPS: 300_000}
+		}
+		now = now.Add(5 * time.Second)
+		s = Step(s, in, now)
+	}
+	want := s.Demand[0][1]
+	in.Load = map[cells.CellID]CellLoad{"eu/a": {RPS: 10_000}}
+	for range 20 {
+		now = now.Add(5 * time.Second)
+		s = Step(s, in, now)
+	}
+	if got := s.Demand[0][1]; got != want {
+		t.Errorf("demand went from %d to %d although two of three cells are silent", want, got)
+	}
+}
+
 func TestSlotsOfARemovedCellArePlacedByName(t *testing.T) {
 	in := inputs(world(2, 2, 1_000_000))
 	s := Step(State{}, in, t0)
