@@ -132,8 +132,8 @@ func (a *Agent) serve(plan *steer.Plan, table *Table, source string) {
 	a.Server.Swap(table)
 	a.held = Held{Plan: plan, Source: source}
 	a.Log.Info("serving a plan", "epoch", plan.Epoch, "number", plan.Number, "source", source, "all_down", plan.AllDown, "unplaced", len(plan.Unplaced))
-	if out := a.Zone.Outside(plan); len(out) > 0 {
-		a.Log.Warn("the plan has names outside the zone", "zone", a.Zone.Origin(), "names", out[:min(len(out), 10)], "count", len(out))
+	if out := a.Zone.Misfits(plan); len(out) > 0 {
+		a.Log.Warn("the plan has names that do not fit the zone", "count", len(out), "name", out[0].Name, "why", out[0].Why)
 	}
 }
 

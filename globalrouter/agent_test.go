@@ -120,18 +120,26 @@ func TestAPlanThatCannotBeStoredIsNotServed(t *testing.T) {
 	}
 }
 
-func TestNamesOutsideTheZoneAreLeftOutAndTold(t *testing.T) {
+func TestNamesThatDoNotFitTheZoneAreTold(t *testing.T) {
 	a := testAgent(t, filepath.Join(t.TempDir(), "plans"))
 	var log bytes.Buffer
 	a.Log = slog.New(slog.NewTextHandler(&log, nil))
 	if err := a.Load(); err != nil {
 		t.Fatal(err)
 	}
-	if err := a.Accept(sealed(testPlan("shop.example.com")), "push", time.Now()); err != nil {
+	if err := a.Accept(sealed(testPlan("shop.example.com", "www.gw.test")), "push", time.Now()); err != nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(log.String(), "shop.example.com") {
 		t.Error("not told")
+	}
+	for _, qtype := range []uint16{dns.TypeCNAME, dns.TypeTXT} { // a steered name is no alias, whatever the zone file says
+		if got := told(ask(t, a.Server.Table(), query("www.gw.test.", qtype))); got != "noerror aa SOA@gw.test." {
+			t.Error(got)
+		}
+	}
+	if got := told(ask(t, a.Server.Table(), withECS(query("www.gw.test.", dns.TypeA), 1, 24, 0, 6, 1, 7))); got != "noerror aa 198.51.100.1" {
+		t.Error(got)
 	}
 	if got := told(ask(t, a.Server.Table(), query("shop.example.com.", dns.TypeA))); got != "refused" {
 		t.Error(got)

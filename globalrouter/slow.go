@@ -234,7 +234,7 @@ func (l *lookup) name(owner, wire string, aliases int) {
 			return
 		}
 	}
-	if cname := sets[dns.TypeCNAME]; len(cname) > 0 && l.qtype != dns.TypeCNAME {
+	if cname := sets[dns.TypeCNAME]; len(cname) > 0 && l.qtype != dns.TypeCNAME && !l.fast.Steers(wire) {
 		l.alias(owner, cname[0].(*dns.CNAME), aliases)
 		return
 	}
@@ -242,7 +242,7 @@ func (l *lookup) name(owner, wire string, aliases int) {
 		l.any(owner)
 		return
 	}
-	if len(sets[l.qtype]) == 0 {
+	if len(sets[l.qtype]) == 0 || l.qtype == dns.TypeCNAME && l.fast.Steers(wire) {
 		l.missing(dns.RcodeSuccess)
 		return
 	}

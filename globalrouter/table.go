@@ -4,6 +4,9 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
+
+	"github.com/miekg/dns"
 
 	"github.com/cellgate/cellgate/globalrouter/answer"
 	"github.com/cellgate/cellgate/globalrouter/locate"
@@ -32,15 +35,22 @@ func Compile(zone *Zone, plan *steer.Plan, geo []GeoEntry, blind bool) (*Table, 
 	return &Table{zone: zone, fast: answer.New(zone.forFastPath(), plan, l, blind)}, nil
 }
 
-// Outside lists the plan's names that this zone cannot answer for, sorted.
-func (z *Zone) Outside(plan *steer.Plan) []string {
-	var out []string
+// Misfit is a name of a plan that the zone cannot take as it is.
+type Misfit struct{ Name, Why string }
+
+// Misfits lists the plan's names that are outside the zone, and are left out, and those at which the zone has an alias,
+// which the plan then hides; sorted by name.
+func (z *Zone) Misfits(plan *steer.Plan) []Misfit {
+	var out []Misfit
 	for name := range plan.Names {
-		if !below(wireName(name+"."), z.origin) {
-			out = append(out, name)
+		switch wire := wireName(name + "."); {
+		case wire == "" || !below(wire, z.origin):
+			out = append(out, Misfit{name, "is outside the zone " + z.Origin()})
+		case len(z.names[wire][dns.TypeCNAME]) > 0:
+			out = append(out, Misfit{name, "has a CNAME record in the zone"})
 		}
 	}
-	slices.Sort(out)
+	slices.SortFunc(out, func(a, b Misfit) int { return strings.Compare(a.Name, b.Name) })
 	return out
 }
 

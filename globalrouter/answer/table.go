@@ -224,6 +224,12 @@ func (t *Table) Explain(s *Scratch, wire string, client netip.Addr, ecs bool) (S
 // Exists says whether the name has a node: static, steered, or an empty non-terminal above one.
 func (t *Table) Exists(wire string) bool { return t.nodes[wire] != nil }
 
+// Steers says whether the plan answers for the name's addresses.
+func (t *Table) Steers(wire string) bool {
+	n := t.nodes[wire]
+	return n != nil && n.set >= 0
+}
+
 // Blind says whether the table may not deny anything, for want of a plan.
 func (t *Table) Blind() bool { return t.blind }
 

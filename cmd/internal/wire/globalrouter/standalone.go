@@ -77,8 +77,12 @@ func (o *options) compile() (*globalrouter.Table, error) {
 	if err != nil {
 		return nil, err
 	}
-	if out := zone.Outside(plan); len(out) > 0 {
-		return nil, problem.List{{File: o.plan, Line: 1, Path: "names." + out[0], Message: "is outside the zone " + zone.Origin()}}
+	var problems problem.List
+	for _, m := range zone.Misfits(plan) {
+		problems = append(problems, problem.Problem{File: o.plan, Line: 1, Path: "names." + m.Name, Message: m.Why})
+	}
+	if len(problems) > 0 {
+		return nil, problems
 	}
 	geo, err := o.readGeo(plan)
 	if err != nil {
