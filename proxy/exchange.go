@@ -26,6 +26,8 @@ type Exchange struct {
 	PeerText string
 	Protocol string
 	TLS      bool
+	// Scratch is the exchange's own buffer for heads that don't come as bytes. A head that does lies in its connection's.
+	Scratch []byte
 
 	// Written by: Run.
 	at   int

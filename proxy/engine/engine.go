@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -213,6 +214,7 @@ func (e *Engine) connection(nc net.Conn, cfg *tls.Config) {
 	e.conns[c] = struct{}{}
 	e.mu.Unlock()
 	defer func() {
+		e.caught(recover())
 		e.mu.Lock()
 		delete(e.conns, c)
 		e.mu.Unlock()
@@ -222,6 +224,13 @@ func (e *Engine) connection(nc net.Conn, cfg *tls.Config) {
 		return
 	}
 	c.serve()
+}
+
+// caught keeps a fault of ours to the connection that met it.
+func (e *Engine) caught(fault any) {
+	if fault != nil {
+		e.opts.Log.Error("panic on a connection", "panic", fault, "stack", string(debug.Stack()))
+	}
 }
 
 // age is the moment from which a connection that begins now is asked to leave.

@@ -286,9 +286,7 @@ func headReason(err error) reason.Reason {
 
 // exchange runs one request whose head has been parsed. It says whether the connection can carry another.
 func (c *conn) exchange() bool {
-	s := c.e.server
-	s.InFlight.Add(1)
-	defer s.InFlight.Add(-1)
+	c.e.server.InFlight.Add(1)
 	x := c.x
 	c.prepare()
 	c.body.begin(c)
@@ -298,6 +296,7 @@ func (c *conn) exchange() bool {
 	c.answer.finish(c)
 	going := clean && !c.answer.closing && !c.answer.broken && c.body.done
 	x.Finish(time.Now())
+	c.e.server.InFlight.Add(-1)
 	c.prepare()
 	if !going && !c.answer.broken && !c.answer.aborted {
 		c.linger()

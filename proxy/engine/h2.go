@@ -95,7 +95,15 @@ func (p *prefixed) Read(b []byte) (int, error) {
 func (h *h2Front) handle(w http.ResponseWriter, r *http.Request) {
 	c, s := r.Context().Value(connKey{}).(*conn), h.e.server
 	s.InFlight.Add(1)
-	defer s.InFlight.Add(-1)
+	defer func() {
+		s.InFlight.Add(-1)
+		if fault := recover(); fault != nil {
+			if fault != http.ErrAbortHandler {
+				h.e.caught(fault)
+			}
+			panic(http.ErrAbortHandler)
+		}
+	}()
 	x := s.Acquire()
 	st := &stream{x: x, w: w, r: r, ctl: http.NewResponseController(w), start: time.Now(), old: time.Now().After(c.old)}
 	x.Start, x.Peer, x.PeerText, x.TLS, x.Protocol = st.start, c.peer, c.text, c.secure, "HTTP/2.0"
@@ -106,6 +114,7 @@ func (h *h2Front) handle(w http.ResponseWriter, r *http.Request) {
 		drive(x, st)
 	}
 	x.Finish(time.Now())
+	x.Scratch = x.Request.Scratch()
 	s.Release(x)
 	if st.aborted {
 		panic(http.ErrAbortHandler) // RST_STREAM: the client must not take the answer for whole
@@ -132,7 +141,7 @@ func (s *stream) request() reason.Reason {
 		target, length = "/", 0
 	}
 	req := &s.x.Request
-	if err := req.Begin(req.Scratch(), s.r.Method, s.r.Host, target, length); err != nil {
+	if err := req.Begin(s.x.Scratch, s.r.Method, s.r.Host, target, length); err != nil {
 		return headReason(err)
 	}
 	for name, values := range s.r.Header {

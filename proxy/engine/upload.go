@@ -32,8 +32,8 @@ func (u *upload) start(x *proxy.Exchange, from client, to *upstream.Conn, chunke
 	u.ended.Store(false)
 	go func() {
 		defer close(u.done)
+		defer u.ended.Store(true)
 		u.copy(x, from, to, chunked)
-		u.ended.Store(true)
 	}()
 }
 

@@ -117,6 +117,7 @@ func (r *Request) Begin(scratch []byte, method, authority, target string, length
 // Blank makes r a request of which nothing is known.
 func (r *Request) Blank() {
 	r.reset(nil)
+	r.Restart()
 	r.method, r.target, r.authority = Span{}, Span{}, Span{}
 	r.Expect, r.Upgrade = false, false
 }
