@@ -16,6 +16,7 @@ import (
 )
 
 func TestCapacitydShowsHeadroomAndWaitsForAnAbsentAPI(t *testing.T) {
+	t.Parallel()
 	r := newRealm(t)
 	api := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		if q.URL.Path != "/v1/status" || q.Header.Get("Authorization") != "Bearer api token" {

@@ -10,8 +10,6 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 
-// bin is the path of a built command.
-func bin(t *testing.T, name string) string { t.Helper(); return harness.Bin(t, name) }
 
 func run(t *testing.T, args ...string) harness.Result { return harness.Run(t, args[0], args[1:]...) }
 

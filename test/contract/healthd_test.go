@@ -200,6 +200,7 @@ func (r *realm) frontDoor(pair tls.Certificate) netip.AddrPort {
 }
 
 func TestHealthdProbesFrontDoorsAndTellsItsController(t *testing.T) {
+	t.Parallel()
 	r := newRealm(t)
 	l, controller := r.controller()
 	up := r.frontDoor(r.pair(trust.RoleProxy, "eu-west/a/1", "api.gw.test"))
@@ -251,6 +252,7 @@ func TestHealthdProbesFrontDoorsAndTellsItsController(t *testing.T) {
 }
 
 func TestHealthdSaysWhatIsWrongWithItsStart(t *testing.T) {
+	t.Parallel()
 	r := newRealm(t)
 	for name, c := range map[string]struct {
 		args []string
@@ -273,6 +275,7 @@ func TestHealthdSaysWhatIsWrongWithItsStart(t *testing.T) {
 }
 
 func TestHealthdSaysThatItsAdminPortIsInUse(t *testing.T) {
+	t.Parallel()
 	r := newRealm(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
