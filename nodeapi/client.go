@@ -52,6 +52,8 @@ type Client struct {
 
 	deliver sync.Mutex                      // one callback at a time
 	conn    atomic.Pointer[grpc.ClientConn] // the attached connection, or nil
+	proven  bool                            // the session under way, or the last one, was taken; owner: the session, then attachLoop
+	refusal string                          // the last loss that was logged; owner: attachLoop
 	sending atomic.Int64                    // when the Send under way began, in Unix nanoseconds; 0 = none
 }
 

@@ -12,6 +12,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
+	"log/slog"
 	"math/big"
 	"net"
 	"strings"
@@ -282,6 +283,34 @@ func TestAControllerThatRefusesIsPassedBy(t *testing.T) {
 	attach(t, Options{Controllers: []string{own.addr, other.addr}, TLS: tc})
 	eventually(t, "attached to the other", func() bool { return other.attached.Load() == 1 })
 }
+
+// A controller that refuses again and again is one line in the log, not a tick.
+func TestAStandingRefusalIsLoggedOnce(t *testing.T) {
+	tc := identity(t)
+	srv := start(t, tc, "")
+	srv.refuse = status.Error(codes.FailedPrecondition, "not my region")
+	var mu sync.Mutex
+	var log bytes.Buffer
+	lines := func() int { mu.Lock(); defer mu.Unlock(); return strings.Count(log.String(), "\n") }
+	attach(t, Options{Controllers: []string{srv.addr}, TLS: tc, Log: slog.New(slog.NewTextHandler(writer(func(p []byte) (int, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		return log.Write(p)
+	}), nil))})
+	eventually(t, "a line", func() bool { return lines() > 0 })
+	time.Sleep(400 * time.Millisecond)
+	if n := lines(); n != 1 {
+		t.Fatalf("%d lines:\n%s", n, log.String())
+	}
+	srv.mu.Lock()
+	srv.refuse = nil
+	srv.mu.Unlock()
+	eventually(t, "attached is told", func() bool { return lines() == 2 })
+}
+
+type writer func([]byte) (int, error)
+
+func (w writer) Write(p []byte) (int, error) { return w(p) }
 
 func TestAStrangersCertificateIsNotSpokenTo(t *testing.T) {
 	srv := start(t, identity(t), "")

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -38,7 +39,7 @@ func (c *Client) attachLoop(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		c.opt.Log.Warn("lost the controller", "controller", c.opt.Controllers[index], "error", err)
+		c.lost(index, err)
 		if time.Since(began) >= c.timing.steady {
 			wait = c.timing.backoff
 		} else {
@@ -46,6 +47,16 @@ func (c *Client) attachLoop(ctx context.Context) {
 		}
 		wait = c.pause(ctx, wait)
 	}
+}
+
+// lost logs the end of a session, and a controller's standing refusal once.
+func (c *Client) lost(index int, err error) {
+	line := c.opt.Controllers[index] + ": " + err.Error()
+	if c.proven || c.refusal != line {
+		c.opt.Log.Warn("lost the controller", "controller", c.opt.Controllers[index], "error", err)
+	}
+	c.refusal = line
+	c.proven = false
 }
 
 // pause sleeps for half to the whole of wait and gives the next wait.
@@ -85,13 +96,15 @@ func (c *Client) session(ctx context.Context, index int, conn *grpc.ClientConn) 
 	c.out.attached()
 	c.conn.Store(conn)
 	defer c.conn.Store(nil)
-	c.opt.Log.Info("attached to a controller", "controller", c.opt.Controllers[index])
-
+	proof := sync.OnceFunc(func() {
+		c.proven = true
+		c.opt.Log.Info("attached to a controller", "controller", c.opt.Controllers[index])
+	})
 	var better *grpc.ClientConn
 	betterIndex := index
-	g.Go(func() error { return c.receive(stream) })
+	g.Go(func() error { return c.receive(stream, proof) })
 	g.Go(func() error { return c.transmit(ctx, stream) })
-	g.Go(func() error { return c.watch(ctx, conn) })
+	g.Go(func() error { return c.watch(ctx, conn, proof) })
 	g.Go(func() error {
 		betterIndex, better = c.seek(ctx, index)
 		if better == nil {
@@ -103,7 +116,8 @@ func (c *Client) session(ctx context.Context, index int, conn *grpc.ClientConn) 
 	return betterIndex, better, err
 }
 
-func (c *Client) receive(stream grpc.BidiStreamingClient[Up, Down]) error {
+// receive hands on every message; the first one, or the first pulse, proves that the controller took the stream.
+func (c *Client) receive(stream grpc.BidiStreamingClient[Up, Down], proof func()) error {
 	for {
 		m, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
@@ -112,6 +126,7 @@ func (c *Client) receive(stream grpc.BidiStreamingClient[Up, Down]) error {
 		if err != nil {
 			return err
 		}
+		proof()
 		c.hand(c.opt.Receive, m)
 	}
 }
@@ -138,11 +153,12 @@ func (c *Client) transmit(ctx context.Context, stream grpc.BidiStreamingClient[U
 }
 
 // watch ends the session when the peer stops answering or stops reading.
-func (c *Client) watch(ctx context.Context, conn *grpc.ClientConn) error {
+func (c *Client) watch(ctx context.Context, conn *grpc.ClientConn, proof func()) error {
 	for sleep(ctx, c.timing.pulseEvery) {
 		if err := pulse(ctx, conn, c.timing.pulseLimit); err != nil {
 			return fmt.Errorf("nodeapi: the controller does not answer: %w", err)
 		}
+		proof()
 		began := c.sending.Load()
 		if began != 0 && time.Since(time.Unix(0, began)) > c.timing.pulseEvery+c.timing.pulseLimit {
 			return errors.New("nodeapi: the controller answers but does not read its stream")
