@@ -10,7 +10,6 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 
-
 func run(t *testing.T, args ...string) harness.Result { return harness.Run(t, args[0], args[1:]...) }
 
 // Every command that stands in cmd explains itself and refuses what it doesn't know, with exit code 2.
