@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"reflect"
 	"strings"
 	"sync"
 	"time"
@@ -77,8 +78,8 @@ func (t *term) stepPlan(ctx context.Context, in steer.Inputs, now time.Time, sav
 	if next.Refused != "" && next.Refused != state.Refused {
 		t.log.Warn("steering keeps the old plan", "why", next.Refused)
 	}
-	if !changed && !save && sameCells(state, next) {
-		t.stepping = stepping{at: at.Modified, state: next}
+	if !changed && !save && !worthStoring(t.stepping.stored, next) {
+		t.stepping.state = next
 		return false, nil
 	}
 	ops := []store.Op{store.Put(store.KeySteering, encode(next))}
@@ -93,7 +94,7 @@ func (t *term) stepPlan(ctx context.Context, in steer.Inputs, now time.Time, sav
 	if err != nil {
 		return false, err
 	}
-	t.stepping = stepping{at: rev, state: next}
+	t.stepping = stepping{at: rev, stored: next, state: next}
 	if changed {
 		t.log.Info("plan published", "epoch", next.Plan.Epoch, "number", next.Plan.Number, "unplaced", len(next.Plan.Unplaced), "all_down", next.Plan.AllDown)
 	}
@@ -102,8 +103,8 @@ func (t *term) stepPlan(ctx context.Context, in steer.Inputs, now time.Time, sav
 
 // stepping is the state in memory between two stored ones, valid while the stored one is unchanged.
 type stepping struct {
-	at    store.Revision
-	state steer.State
+	at            store.Revision
+	stored, state steer.State
 }
 
 // steerState is the state to step from: the stored one, or what followed from it in memory without being worth storing.
@@ -117,19 +118,28 @@ func (t *term) steerState() (steer.State, store.Entry, error) {
 	if err := json.Unmarshal(e.Value, &s); err != nil {
 		return s, e, fmt.Errorf("regionctl: the stored steering state is not readable: %w", err)
 	}
+	t.stepping = stepping{at: e.Modified, stored: s, state: s}
 	return s, e, nil
 }
 
-// sameCells says whether what is remembered of each cell is the same, but for figures made for people.
-func sameCells(a, b steer.State) bool {
-	clean := func(s steer.State) string {
-		list := append([]steer.CellState(nil), s.Cells...)
-		for i := range list {
-			list[i].Granted = 0
-		}
-		return string(encode(list))
+// worthStoring says whether a step without a new plan came to something that a new leader, or a dry run elsewhere, should
+// know at once: a cell's standing, or a load that moved by a twentieth.
+func worthStoring(stored, next steer.State) bool {
+	if stored.Starting != next.Starting || len(stored.Cells) != len(next.Cells) {
+		return true
 	}
-	return a.Starting == b.Starting && clean(a) == clean(b)
+	const slack = steer.Slots * 1000 // one request per second, in the unit of Granted
+	for i := range next.Cells {
+		a, b := stored.Cells[i], next.Cells[i]
+		if 20*max(a.Granted-b.Granted, b.Granted-a.Granted) > a.Granted+20*slack {
+			return true
+		}
+		a.Granted, b.Granted = 0, 0
+		if !reflect.DeepEqual(a, b) {
+			return true
+		}
+	}
+	return false
 }
 
 // steerInputs gathers intent and evidence for a step, or for a dry run of one.

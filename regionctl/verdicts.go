@@ -33,8 +33,7 @@ func (v *verdicts) why(id cells.CellID) string {
 	return v.state.Why(id)
 }
 
-// judge steps the verdicts every 200 ms and logs their changes.
-func (c *Controller) judge(ctx context.Context) error {
+func (c *Controller) healthConfig() health.Config {
 	cfg := health.Config{DownAfter: c.opt.DownAfter, UpAfter: c.opt.UpAfter, FlapCap: c.opt.FlapCap}
 	for _, r := range c.opt.Topology.Regions {
 		cfg.Vantages = append(cfg.Vantages, r.ID)
@@ -42,6 +41,12 @@ func (c *Controller) judge(ctx context.Context) error {
 	for _, cell := range c.opt.Topology.Cells() {
 		cfg.Cells = append(cfg.Cells, cell.ID)
 	}
+	return cfg
+}
+
+// judge steps the verdicts every 200 ms and logs their changes.
+func (c *Controller) judge(ctx context.Context) error {
+	cfg := c.healthConfig()
 	for sleep(ctx, 200*time.Millisecond) {
 		before := c.verdicts.get()
 		c.verdicts.step(c.seen(), cfg, c.opt.Now())

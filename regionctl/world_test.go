@@ -23,6 +23,7 @@ import (
 	"github.com/cellgate/cellgate/regionctl/rollout"
 	"github.com/cellgate/cellgate/report"
 	"github.com/cellgate/cellgate/snapshot"
+	"github.com/cellgate/cellgate/store"
 	"github.com/cellgate/cellgate/store/mem"
 	"github.com/cellgate/cellgate/trust"
 )
@@ -40,7 +41,9 @@ type world struct {
 	pool     *x509.CertPool
 	cert     tls.Certificate
 	nodes    []*node
-	log      *slog.Logger
+	// globalGate stands before the global store of controllers started from now on; nil = none.
+	globalGate *gated
+	log        *slog.Logger
 }
 
 type region struct {
@@ -127,12 +130,16 @@ func (w *world) start(id cells.RegionID) *region {
 		}
 	}
 	hash := sha256.Sum256([]byte(testToken))
+	var global store.Store = w.global.Join()
+	if w.globalGate != nil {
+		global = w.globalGate
+	}
 	r.c, err = New(Options{
 		World: "gw.test", ID: cells.NodeID(string(id) + "/1"), Region: id, Topology: w.topology, Zone: "gw.test", SteeredNames: []string{"api.gw.test"},
 		PermitLoopback: true, AdminTokenHash: "sha256:" + hex.EncodeToString(hash[:]),
 		Beat: 50 * time.Millisecond, TTL: time.Second, Bake: 300 * time.Millisecond, Ramp: time.Second, DownAfter: time.Second, UpAfter: time.Second, FlapCap: 2 * time.Second,
 		OnInsufficient: rollout.OnInsufficientProceed,
-		Global:         w.global.Join(), Regional: r.regional.Join(),
+		Global:         global, Regional: r.regional.Join(),
 		Signer: w.signer(trust.RoleController, cells.NodeID(string(id)+"/1")), Roots: w.roots, APICert: w.cert,
 		NodeAPI: nodes, API: api, Peers: peers, Now: time.Now, Log: w.log.With("region", string(id)),
 	})

@@ -1,0 +1,134 @@
+package regionctl
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cellgate/cellgate/store"
+)
+
+// gated is a store that can be lost: calls fail, watches stay silent.
+type gated struct {
+	store.Store
+	lost atomic.Bool
+}
+
+var errLost = errors.New("the store is gone")
+
+func (g *gated) Get(ctx context.Context, key string) (store.Entry, error) {
+	if g.lost.Load() {
+		return store.Entry{}, errLost
+	}
+	return g.Store.Get(ctx, key)
+}
+
+func (g *gated) List(ctx context.Context, prefix string) ([]store.Entry, store.Revision, error) {
+	if g.lost.Load() {
+		return nil, 0, errLost
+	}
+	return g.Store.List(ctx, prefix)
+}
+
+func (g *gated) Commit(ctx context.Context, conds []store.Cond, ops []store.Op) (store.Revision, error) {
+	if g.lost.Load() {
+		return 0, errLost
+	}
+	return g.Store.Commit(ctx, conds, ops)
+}
+
+func (g *gated) Lease(ctx context.Context, ttl time.Duration) (store.Lease, error) {
+	if g.lost.Load() {
+		return nil, errLost
+	}
+	return g.Store.Lease(ctx, ttl)
+}
+
+func (g *gated) Watch(ctx context.Context, prefix string) <-chan store.Event {
+	out := make(chan store.Event)
+	go func() {
+		defer close(out)
+		for g.lost.Load() {
+			if !sleep(ctx, 20*time.Millisecond) {
+				return
+			}
+		}
+		for ev := range g.Store.Watch(ctx, prefix) {
+			select {
+			case out <- ev:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return out
+}
+
+// A region whose controller starts while the global store is gone serves a new node from its own copy.
+func TestRegionGoesOnWithItsCopyWhileTheGlobalStoreIsGone(t *testing.T) {
+	w := newWorld(t)
+	r := w.start("eu-west")
+	w.start("us-east")
+	for _, c := range w.topology.Cells() {
+		for _, n := range c.Nodes {
+			w.startNode(n.ID)
+		}
+	}
+	w.publishRoutes("eu-west", 5)
+	w.eventually("version 1 everywhere", 10*time.Second, func() bool {
+		for _, n := range w.nodes {
+			if n.serves() != 1 {
+				return false
+			}
+		}
+		return true
+	})
+	w.regions["us-east"].stop()
+	r.stop()
+	w.globalGate = &gated{Store: w.global.Join()}
+	w.globalGate.lost.Store(true)
+	w.start("eu-west")
+	fresh := w.startNode("eu-west/a/1") // an empty disk: it asks for everything
+	w.eventually("a new node serves the copy", 15*time.Second, func() bool { return fresh.serves() == 1 })
+	code, f := w.ask("eu-west", "POST", "/v1/evacuations", EvacuateRequest{What: "eu-west/a", Reason: "x"}, nil)
+	if code != 503 && code != 500 {
+		t.Errorf("an order without the global store: %d %v", code, f)
+	}
+	w.eventually("status says so", 5*time.Second, func() bool { return len(w.status("eu-west").Warnings) >= 2 })
+	w.globalGate.lost.Store(false)
+	w.eventually("it leads again", 10*time.Second, func() bool { return w.regions["eu-west"].c.leading.Load() })
+	if p := w.publishRoutes("eu-west", 6); p.Version != 2 {
+		t.Errorf("published %d", p.Version)
+	}
+}
+
+func TestAnotherControllerLeadsWhenTheLeaderStopsAndEndsItsRollout(t *testing.T) {
+	w := newWorld(t)
+	w.startAll()
+	w.publishRoutes("eu-west", 3)
+	w.eventually("version 1 everywhere", 10*time.Second, func() bool { return w.allServe(1) })
+	leader, other := w.regions["eu-west"], w.regions["us-east"]
+	if other.c.leading.Load() {
+		leader, other = other, leader
+	}
+	w.publishRoutes(other.id, 4)
+	w.eventually("the rollout has begun", 10*time.Second, func() bool { s := w.status(other.id); return s.Rollout != nil && s.Rollout.State == "baking" })
+	leader.stop()
+	w.eventually("another leads", 10*time.Second, func() bool { return other.c.leading.Load() })
+	w.eventually("its rollout ends", 30*time.Second, func() bool {
+		s := w.status(other.id)
+		for _, n := range w.nodes {
+			if n.serves() != 2 {
+				return false
+			}
+		}
+		return s.Rollout == nil
+	})
+	for _, r := range w.status(other.id).Regions {
+		if r.ID == leader.id && r.Leader {
+			t.Error("status still names the old leader")
+		}
+	}
+}
