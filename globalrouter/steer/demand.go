@@ -36,7 +36,7 @@ func (w *work) estimate() {
 			} else if !settled && model > 0 {
 				x = max(d, mulDiv(d, total, model))
 			}
-			w.next.Demand[s][l] = cells.MilliRPS(min(max(d+(x-d)*3/10, floorDemand), maxLoad))
+			w.next.Demand[s][l] = max(floor(l), cells.MilliRPS(min(d+(x-d)*3/10, maxLoad)))
 		}
 	}
 }

@@ -17,14 +17,17 @@ const StateForm = 1
 var ladder = [...]int64{70, 73, 76, 79, 82, 85, 90, 95, 100}
 
 const (
-	band        = 5                // ms: cells this near to the nearest one are one home
-	guestBonus  = 300              // ms by which slots that are not at home are cheaper to move
-	floorDemand = Slots            // milli-rps: an idle atom still weighs something, one milli-rps a slot
-	maxLoad     = 1_000_000_000_00 // milli-rps: what is reported beyond is cut
-	fresh       = 30 * time.Second // an older load says nothing
-	settle      = 3                // TTLs after a move until loads are where the slots are
-	maxGap      = 10 * time.Second // a longer silence between steps earns no larger inflow
-	rampUnit    = 600 * time.Second
+	band        = 5     // ms: cells this near to the nearest one are one home
+	guestBonus  = 300   // ms by which slots that are not at home are cheaper to move
+	floorDemand = Slots // milli-rps: an idle atom still weighs something, one milli-rps a slot
+	// floorUnknown is so much smaller that load which could be either's is taken for that of a region's own clients:
+	// those would all go to the same neighbour when their cell goes, the unknown ones to all cells alike.
+	floorUnknown = floorDemand / 16
+	maxLoad      = 1_000_000_000_00 // milli-rps: what is reported beyond is cut
+	fresh        = 30 * time.Second // an older load says nothing
+	settle       = 3                // TTLs after a move until loads are where the slots are
+	maxGap       = 10 * time.Second // a longer silence between steps earns no larger inflow
+	rampUnit     = 600 * time.Second
 )
 
 // State is all that the steering remembers from one step to the next; a new leader goes on from it.
@@ -73,6 +76,14 @@ type Inputs struct {
 	Evacuations []cells.Evacuation
 	// Ramp is how long a recovered or restored cell takes to be full again; zero means 10 minutes.
 	Ramp time.Duration
+}
+
+// floor is the least demand of an atom at the locality.
+func floor(loc int) cells.MilliRPS {
+	if loc == 0 {
+		return floorUnknown
+	}
+	return floorDemand
 }
 
 func (in *Inputs) ramp() time.Duration {

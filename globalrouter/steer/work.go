@@ -200,11 +200,11 @@ func (w *work) layRows(old *State) {
 		rows, demand := make([]Row, len(p.Localities)), make([]cells.MilliRPS, len(p.Localities))
 		for l, loc := range p.Localities {
 			ol, known := oldLoc[loc.ID]
-			demand[l] = floorDemand
+			demand[l] = floor(l)
 			if os < 0 || !known {
 				continue // rows[l] stays nil until judge knows which cells are usable
 			}
-			demand[l] = max(floorDemand, old.Demand[os][ol])
+			demand[l] = max(floor(l), old.Demand[os][ol])
 			rows[l] = w.carry(s, old.Plan.Rows[os][ol], old.Plan.Cells, index)
 		}
 		p.Rows = append(p.Rows, rows)
