@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // Write puts data under the path, readable by its owner only. When it returns nil the content has reached the disk under
@@ -12,8 +14,15 @@ import (
 //
 //	open(dir/.name-*)  write  fsync  close  rename(→ path)  open(dir)  fsync  close
 func Write(path string, data []byte) error {
-	dir := filepath.Dir(path)
-	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+"-*") // mode 0600
+	if err := place(path, data); err != nil {
+		return err
+	}
+	return Sync(filepath.Dir(path))
+}
+
+// place does all of Write but the last line.
+func place(path string, data []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // mode 0600
 	if err != nil {
 		return fmt.Errorf("durable: %w", err)
 	}
@@ -24,6 +33,23 @@ func Write(path string, data []byte) error {
 	if err := os.Rename(f.Name(), path); err != nil {
 		os.Remove(f.Name())
 		return fmt.Errorf("durable: %w", err)
+	}
+	return nil
+}
+
+// atOnce is how many files of a batch are on their way to the disk at the same time: file systems commit them together.
+const atOnce = 16
+
+// WriteAll puts files into one directory, each with Write's promise but with one sync of the directory for all. On an error
+// some of the files may be there; each of those is whole.
+func WriteAll(dir string, files map[string][]byte) error {
+	var g errgroup.Group
+	g.SetLimit(atOnce)
+	for name, data := range files {
+		g.Go(func() error { return place(filepath.Join(dir, name), data) })
+	}
+	if err := g.Wait(); err != nil {
+		return err
 	}
 	return Sync(dir)
 }

@@ -1,6 +1,7 @@
 package durable
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -31,5 +32,30 @@ func TestAFailedWriteLeavesTheFormerContentAndNothingElse(t *testing.T) {
 	entries, _ := os.ReadDir(dir)
 	if len(entries) != 2 {
 		t.Errorf("left behind: %v", entries)
+	}
+}
+
+func TestABatchIsWholeOrSaysWhatIsWrong(t *testing.T) {
+	dir := t.TempDir()
+	files := map[string][]byte{}
+	for i := range 100 {
+		files[fmt.Sprint("f", i)] = []byte(fmt.Sprint("content ", i))
+	}
+	if err := WriteAll(dir, files); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range files {
+		if got, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(got) != string(want) {
+			t.Errorf("%s: %q, %v", name, got, err)
+		}
+	}
+	if err := os.MkdirAll(filepath.Join(dir, "taken", "full"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := WriteAll(dir, map[string][]byte{"f0": []byte("new"), "taken": nil}); err == nil {
+		t.Error("replaced a directory that is not empty")
+	}
+	if got, _ := os.ReadFile(filepath.Join(dir, "f0")); string(got) != "new" && string(got) != "content 0" {
+		t.Errorf("f0 is torn: %q", got)
 	}
 }

@@ -151,15 +151,14 @@ func (s *shelf) blob(room string, digest snapshot.Digest) (data []byte, err erro
 
 // put stores blobs; those that lie there already are the caller's business.
 func (s *shelf) put(room string, blobs map[snapshot.Digest][]byte) error {
+	files := make(map[string][]byte, len(blobs))
 	for digest, data := range blobs {
 		if !digestForm.MatchString(string(digest)) || snapshot.Sum(data) != digest {
 			return fmt.Errorf("agent: %s/%.80s is not what its digest says", room, digest)
 		}
-		if err := durable.Write(s.path(room, string(digest)), data); err != nil {
-			return err
-		}
+		files[string(digest)] = data
 	}
-	return nil
+	return durable.WriteAll(s.path(room), files)
 }
 
 // manifest reads a stored manifest without asking who signed it, for what is no decision about serving.

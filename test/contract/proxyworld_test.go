@@ -20,6 +20,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -80,6 +81,8 @@ type gateway struct {
 	signer   *trust.Signer
 	key      *ecdsa.PrivateKey
 	idp      *httptest.Server
+	fetches  atomic.Int64 // of the provider's keys
+	down     atomic.Bool  // the provider answers 500
 	backend  *httptest.Server
 	client   *http.Client
 }
@@ -89,7 +92,14 @@ func newGateway(t *testing.T) *gateway {
 	g.evidence = fleet.NewEvidence("eu-west", time.Now)
 	g.key, _ = ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	jwks, _ := json.Marshal(jose.JSONWebKeySet{Keys: []jose.JSONWebKey{{Key: &g.key.PublicKey, KeyID: "k"}}})
-	g.idp = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(jwks) }))
+	g.idp = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		g.fetches.Add(1)
+		if g.down.Load() {
+			w.WriteHeader(http.StatusInternalServerError)
+			return
+		}
+		_, _ = w.Write(jwks)
+	}))
 	g.backend = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") }))
 	t.Cleanup(g.idp.Close)
 	t.Cleanup(g.backend.Close)
@@ -179,8 +189,10 @@ func (g *gateway) sign(kind string, payload []byte) []byte {
 	return envelope
 }
 
-func (g *gateway) token() string {
-	s, _ := jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: jose.JSONWebKey{Key: g.key, KeyID: "k"}}, nil)
+func (g *gateway) token() string { return g.tokenOf("k") }
+
+func (g *gateway) tokenOf(kid string) string {
+	s, _ := jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: jose.JSONWebKey{Key: g.key, KeyID: kid}}, nil)
 	payload, _ := json.Marshal(map[string]any{"iss": "i", "aud": "a", "sub": "alice", "exp": time.Now().Add(time.Hour).Unix()})
 	jws, _ := s.Sign(payload)
 	token, _ := jws.CompactSerialize()
@@ -348,6 +360,40 @@ func TestAWrongBootstrapFileIsRefusedInClearWords(t *testing.T) {
 	}
 	if r := harness.Run(t, "proxy", "serve", "--bootstrap", g.file, "--http", ":0"); r.Code != 2 {
 		t.Errorf("--bootstrap with --http: exit %d, %s", r.Code, r.Stderr)
+	}
+}
+
+func TestMissingKeysAre503AndRandomKidsCauseNoFlood(t *testing.T) { // CASES G73
+	g := newGateway(t)
+	defer g.control()()
+	g.down.Store(true)
+	g.publish(1)
+	harness.Start(t, "proxy", "serve", "--bootstrap", g.file)
+	g.becomes("readiness without the provider", g.shared("/open1"), "", 200, 10*time.Second)
+	status, body, h := g.get(g.shared("/v1/orders"), g.token())
+	if status != 503 || h.Get("Retry-After") == "" || !strings.Contains(body, "auth_unavailable") {
+		t.Errorf("no keys: %d, Retry-After %q, %s", status, h.Get("Retry-After"), body)
+	}
+	if status, _, _ := g.get(g.shared("/v1/orders"), ""); status != 401 {
+		t.Errorf("no keys and no token: %d", status)
+	}
+	g.down.Store(false)
+	g.becomes("the keys", g.shared("/v1/orders"), g.token(), 200, 10*time.Second)
+	before := g.fetches.Load()
+	for i := range 300 {
+		began := time.Now()
+		if status, body, _ := g.get(g.shared("/v1/orders"), g.tokenOf(fmt.Sprint("random-", i))); status != 401 || !strings.Contains(body, "token_invalid") {
+			t.Fatalf("unknown kid: %d %s", status, body)
+		}
+		if took := time.Since(began); took > 800*time.Millisecond {
+			t.Errorf("a request with an unknown kid waited %v", took)
+		}
+		if status, _, _ := g.get(g.shared("/v1/orders"), g.token()); status != 200 {
+			t.Fatalf("a known kid in the flood: %d", status)
+		}
+	}
+	if n := g.fetches.Load() - before; n > 1 {
+		t.Errorf("300 random kids caused %d fetches", n)
 	}
 }
 
