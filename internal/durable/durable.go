@@ -5,8 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-
-	"golang.org/x/sync/errgroup"
+	"sync"
 )
 
 // Write puts data under the path, readable by its owner only. When it returns nil the content has reached the disk under
@@ -43,15 +42,27 @@ const atOnce = 16
 // WriteAll puts files into one directory, each with Write's promise but with one sync of the directory for all. On an error
 // some of the files may be there; each of those is whole.
 func WriteAll(dir string, files map[string][]byte) error {
-	var g errgroup.Group
-	g.SetLimit(atOnce)
+	var g sync.WaitGroup
+	room, failed := make(chan struct{}, atOnce), make(chan error, 1)
 	for name, data := range files {
-		g.Go(func() error { return place(filepath.Join(dir, name), data) })
+		room <- struct{}{}
+		g.Go(func() {
+			defer func() { <-room }()
+			if err := place(filepath.Join(dir, name), data); err != nil {
+				select {
+				case failed <- err:
+				default: // one fault is enough to tell
+				}
+			}
+		})
 	}
-	if err := g.Wait(); err != nil {
+	g.Wait()
+	select {
+	case err := <-failed:
 		return err
+	default:
+		return Sync(dir)
 	}
-	return Sync(dir)
 }
 
 func fill(f *os.File, data []byte) error {

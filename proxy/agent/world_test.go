@@ -103,24 +103,20 @@ func (c *controller) Attach(stream grpc.BidiStreamingServer[nodeapi.Up, nodeapi.
 			c.note(up)
 		}
 	}()
-	for sent := -1; ; {
+	for {
 		c.mu.Lock()
 		show, news := c.show, c.news
 		if c.silent {
 			show = nil
 		}
 		c.mu.Unlock()
-		if sent != len(show) {
-			for _, m := range show {
-				if err := stream.Send(m); err != nil {
-					return err
-				}
+		for _, m := range show {
+			if err := stream.Send(m); err != nil {
+				return err
 			}
-			sent = len(show)
 		}
 		select {
 		case <-news:
-			sent = -1
 		case <-stream.Context().Done():
 			return nil
 		}

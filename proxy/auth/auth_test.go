@@ -175,6 +175,9 @@ func TestHeaderTricksAreRefused(t *testing.T) {
 	if r := v.Verify(w.raw(t, `{"alg":"RS256","kid":"RS256","typ":"at+JWT"}`, p), w.keys, now); r.Reason != reason.None {
 		t.Fatalf("the plain header is refused: %v", r.Reason)
 	}
+	if r := v.Verify(w.raw(t, `{"alg":"RS256","kid":"RS256","x5t":"abc","custom":{"of":["any",1]}}`, p), w.keys, now); r.Reason != reason.None {
+		t.Errorf("a member without meaning is not ignored: %v", r.Reason)
+	}
 	jwk := strings.TrimSuffix(strings.SplitN(string(w.jwks), "[", 2)[1], "]}")
 	for _, h := range []string{
 		`{"alg":"none"}`, `{"alg":"None","kid":"RS256"}`, `{"alg":"","kid":"RS256"}`, `{"kid":"RS256"}`,

@@ -97,8 +97,8 @@ func split(token string) (header, payload []byte, ok bool) {
 	return header, payload, okH && okP && okS && len(header) > 0 && len(signature) > 0
 }
 
-// header reads the protected header. Keys or certificates that the token brings along, critical extensions and unencoded
-// payloads are refused, as is every member whose meaning for the signature we don't know to be none.
+// header reads the protected header. Keys or certificates that the token brings along, critical extensions, unencoded or
+// compressed payloads and other types of tokens are refused; what else is not known is ignored (RFC 7515 section 4).
 func (v *Verifier) header(raw []byte) (kid string, alg jose.SignatureAlgorithm, ok bool) {
 	m, err := object(raw)
 	if err != nil {
@@ -114,9 +114,10 @@ func (v *Verifier) header(raw []byte) (kid string, alg jose.SignatureAlgorithm, 
 		case "typ":
 			typ := strings.TrimPrefix(strings.ToLower(s), "application/")
 			isString = isString && (typ == "jwt" || typ == "at+jwt")
-		case "cty", "x5t", "x5t#S256":
-		default:
+		case "jwk", "jku", "x5u", "x5c", "crit", "b64", "zip", "enc":
 			return "", "", false
+		default:
+			continue
 		}
 		if !isString || len(s) > maxKID {
 			return "", "", false

@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -38,22 +39,46 @@ func document(kids ...string) []byte {
 	return doc
 }
 
-// provider is a fake: what it answers is set by the test, how often it was asked is counted.
+// fake is a provider: what it answers is set by the test, how often it was asked is counted.
 type fake struct {
-	doc   []byte
-	err   error
-	slow  time.Duration
+	mu    sync.Mutex
+	say   answer
 	count int
 }
 
+type answer struct {
+	doc  []byte
+	err  error
+	slow time.Duration
+}
+
+// says makes a provider that answers so.
+func says(a answer) *fake { return &fake{say: a} }
+
+// now changes the answer and counts anew.
+func (f *fake) now(a answer) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.say, f.count = a, 0
+}
+
+func (f *fake) asked() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.count
+}
+
 func (f *fake) fetch(ctx context.Context, _ string) ([]byte, error) {
+	f.mu.Lock()
 	f.count++
+	a := f.say
+	f.mu.Unlock()
 	select {
-	case <-time.After(f.slow):
+	case <-time.After(a.slow):
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-	return f.doc, f.err
+	return a.doc, a.err
 }
 
 // bubble runs a pool with one provider in virtual time.
@@ -74,9 +99,9 @@ func bubble(t *testing.T, f *fake, dir string, do func(p *Pool)) {
 }
 
 func TestAMillionRandomKidsCauseOneFetchAMinute(t *testing.T) {
-	f := &fake{doc: document("a")}
+	f := says(answer{doc: document("a")})
 	bubble(t, f, "", func(p *Pool) {
-		before, start := f.count, time.Now()
+		before, start := f.asked(), time.Now()
 		for range 1_000_000 / 1000 {
 			for range 1000 {
 				p.Refetch(theURL)
@@ -84,25 +109,25 @@ func TestAMillionRandomKidsCauseOneFetchAMinute(t *testing.T) {
 			time.Sleep(180 * time.Millisecond)
 		}
 		minutes := int(time.Since(start)/time.Minute) + 1
-		if n := f.count - before; n > minutes {
+		if n := f.asked() - before; n > minutes {
 			t.Errorf("%d fetches in %d minutes", n, minutes)
 		}
 	})
 }
 
 func TestUnknownKidWaitsForTheOneSharedFetch(t *testing.T) {
-	f := &fake{doc: document("a")}
+	f := says(answer{doc: document("a")})
 	bubble(t, f, "", func(p *Pool) {
 		time.Sleep(2 * time.Minute)
-		f.doc, f.slow = document("a", "b"), 200*time.Millisecond
-		before, start := f.count, time.Now()
+		f.now(answer{doc: document("a", "b"), slow: 200 * time.Millisecond})
+		start := time.Now()
 		first, second := p.Refetch(theURL), p.Refetch(theURL)
 		if first == nil || first != second {
 			t.Fatal("no shared wait")
 		}
 		<-first
-		if took := time.Since(start); took != 200*time.Millisecond || f.count != before+1 || p.Keys(theURL).Len() != 2 {
-			t.Errorf("after %v: %d fetches, %d keys", took, f.count-before, p.Keys(theURL).Len())
+		if took := time.Since(start); took != 200*time.Millisecond || f.asked() != 1 || p.Keys(theURL).Len() != 2 {
+			t.Errorf("after %v: %d fetches, %d keys", took, f.asked(), p.Keys(theURL).Len())
 		}
 		if p.Refetch(theURL) != nil {
 			t.Error("a second fetch within the minute")
@@ -111,10 +136,10 @@ func TestUnknownKidWaitsForTheOneSharedFetch(t *testing.T) {
 }
 
 func TestNobodyWaitsLongerThanHalfASecondAndFailuresAreCached(t *testing.T) {
-	f := &fake{doc: document("a")}
+	f := says(answer{doc: document("a")})
 	bubble(t, f, "", func(p *Pool) {
 		time.Sleep(2 * time.Minute)
-		f.err, f.slow = errors.New("down"), time.Hour
+		f.now(answer{err: errors.New("down"), slow: time.Hour})
 		start := time.Now()
 		<-p.Refetch(theURL)
 		if took := time.Since(start); took != Wait {
@@ -134,27 +159,27 @@ func TestNobodyWaitsLongerThanHalfASecondAndFailuresAreCached(t *testing.T) {
 }
 
 func TestKeysAreRefreshedEveryTenMinutesAndTheLastGoodOnesKept(t *testing.T) {
-	f := &fake{doc: document("a")}
+	f := says(answer{doc: document("a")})
 	bubble(t, f, "", func(p *Pool) {
 		good := p.Keys(theURL)
 		time.Sleep(time.Hour)
-		if f.count < 6 || f.count > 7 {
-			t.Errorf("%d fetches in an hour", f.count)
+		if n := f.asked(); n < 6 || n > 7 {
+			t.Errorf("%d fetches in an hour", n)
 		}
 		if p.Keys(theURL) != good {
 			t.Error("the same keys are a new set")
 		}
-		for _, bad := range []fake{{err: errors.New("down")}, {doc: []byte("<html>")}, {doc: []byte(`{"keys":[]}`)}} {
-			*f = fake{doc: bad.doc, err: bad.err}
+		for _, bad := range []answer{{err: errors.New("down")}, {doc: []byte("<html>")}, {doc: []byte(`{"keys":[]}`)}} {
+			f.now(bad)
 			time.Sleep(time.Hour)
 			if p.Keys(theURL) != good {
 				t.Errorf("%s %v replaced good keys", bad.doc, bad.err)
 			}
-			if f.count < 20 || f.count > 90 {
-				t.Errorf("%d fetches in an hour of failures", f.count)
+			if n := f.asked(); n < 20 || n > 90 {
+				t.Errorf("%d fetches in an hour of failures", n)
 			}
 		}
-		*f = fake{doc: document("b")}
+		f.now(answer{doc: document("b")})
 		time.Sleep(2 * time.Minute)
 		if p.Keys(theURL) == good {
 			t.Error("a provider that came back is not noticed")
@@ -164,8 +189,8 @@ func TestKeysAreRefreshedEveryTenMinutesAndTheLastGoodOnesKept(t *testing.T) {
 
 func TestKeysSurviveARestartWithoutTheProvider(t *testing.T) {
 	dir := t.TempDir()
-	bubble(t, &fake{doc: document("a")}, dir, func(*Pool) {})
-	bubble(t, &fake{err: errors.New("down")}, dir, func(p *Pool) {
+	bubble(t, says(answer{doc: document("a")}), dir, func(*Pool) {})
+	bubble(t, says(answer{err: errors.New("down")}), dir, func(p *Pool) {
 		if k := p.Keys(theURL); k == nil || k.Len() != 1 {
 			t.Fatal("no keys after a restart")
 		}
@@ -174,7 +199,7 @@ func TestKeysSurviveARestartWithoutTheProvider(t *testing.T) {
 	for _, f := range files {
 		_ = os.WriteFile(f, []byte(`{"form":1,"url":"`+theURL+`","document":{"keys":`), 0o600)
 	}
-	bubble(t, &fake{err: errors.New("down")}, dir, func(p *Pool) {
+	bubble(t, says(answer{err: errors.New("down")}), dir, func(p *Pool) {
 		if p.Keys(theURL) != nil {
 			t.Error("keys from a torn file")
 		}
@@ -182,7 +207,7 @@ func TestKeysSurviveARestartWithoutTheProvider(t *testing.T) {
 }
 
 func TestProvidersThatNobodyWantsAreForgotten(t *testing.T) {
-	f := &fake{doc: document("a")}
+	f := says(answer{doc: document("a")})
 	bubble(t, f, "", func(p *Pool) {
 		same := p.Keys(theURL)
 		for range 2000 {
@@ -194,9 +219,9 @@ func TestProvidersThatNobodyWantsAreForgotten(t *testing.T) {
 		}
 		p.Want(nil)
 		synctest.Wait()
-		before := f.count
+		before := f.asked()
 		time.Sleep(time.Hour)
-		if f.count != before || p.Keys(theURL) != nil || p.Refetch(theURL) != nil {
+		if f.asked() != before || p.Keys(theURL) != nil || p.Refetch(theURL) != nil {
 			t.Error("a provider that is not wanted is still fetched")
 		}
 	})

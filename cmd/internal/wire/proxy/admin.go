@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/cellgate/cellgate/proxy"
@@ -84,7 +85,7 @@ type origin struct {
 // registry holds all metrics of the node.
 func (c *core) registry(from func() origin) *prometheus.Registry {
 	reg := prometheus.NewRegistry()
-	reg.MustRegister(collector{c, from}, c.meter, prometheus.NewGoCollector(), prometheus.NewProcessCollector(prometheus.ProcessCollectorOpts{}))
+	reg.MustRegister(collector{c, from}, c.meter, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return reg
 }
 
