@@ -274,6 +274,19 @@ func TestHealthdSaysWhatIsWrongWithItsStart(t *testing.T) {
 	}
 }
 
+// Evidence under another region's name would be refused by every controller, so it is refused at the start.
+func TestHealthdRefusesACertificateOfAnotherRegion(t *testing.T) {
+	t.Parallel()
+	r := newRealm(t)
+	file := r.bootstrap(trust.RoleProber, "us-east/1", netip.MustParseAddrPort("127.0.0.1:1"), map[string]any{
+		"controllers": []string{"127.0.0.1:1"}, "region": "eu-west", "edge_ca": filepath.Join(r.dir, "ca.pem"), "probe_host": "api.gw.test",
+		"topology": cells.Topology{Regions: []cells.Region{{ID: "eu-west"}}},
+	})
+	if got := harness.Run(t, "healthd", "serve", "--bootstrap", file); got.Code != 1 || !strings.Contains(got.Stderr, `not that of a healthd of region "eu-west"`) {
+		t.Fatalf("exit %d, %q", got.Code, got.Stderr)
+	}
+}
+
 func TestHealthdSaysThatItsAdminPortIsInUse(t *testing.T) {
 	t.Parallel()
 	r := newRealm(t)

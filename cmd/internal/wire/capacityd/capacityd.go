@@ -41,6 +41,9 @@ func serve(ctx context.Context, file string, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	if id := signer.Identity(); id.Role != trust.RolePlanner || id.World != boot.World {
+		return fmt.Errorf("%s: the certificate is %s's, not that of a capacityd in world %q", file, id, boot.World)
+	}
 	roots, err := trust.LoadRoots(boot.Identity.CA)
 	if err != nil {
 		return err

@@ -47,6 +47,9 @@ func serve(ctx context.Context, file string, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	if id := signer.Identity(); id.Role != trust.RoleProber || id.ID.Region() != boot.Region || id.World != boot.World {
+		return fmt.Errorf("%s: the certificate is %s's, not that of a healthd of region %q in world %q", file, id, boot.Region, boot.World)
+	}
 	roots, err := trust.LoadRoots(boot.Identity.CA)
 	if err != nil {
 		return err
