@@ -250,14 +250,16 @@ func (a *Agent) promote() {
 	a.shelf.sweep()
 }
 
-// leave forgives the candidate: an orderly exit is no crash.
+// leave notes that the candidate was stopped: an orderly exit is no crash.
 func (a *Agent) leave() {
-	if t := a.shelf.state.Trial; t != nil && t.Crashes > 0 {
-		next := a.shelf.state
-		next.Trial = &trial{slot: t.slot}
-		if err := a.shelf.save(next); err != nil {
-			a.log.Error("state not stored on exit", "error", err)
-		}
+	t := a.shelf.state.Trial
+	if t == nil {
+		return
+	}
+	next := a.shelf.state
+	next.Trial = &trial{slot: t.slot, Crashes: t.Crashes}
+	if err := a.shelf.save(next); err != nil {
+		a.log.Error("state not stored on exit", "error", err)
 	}
 }
 

@@ -56,8 +56,9 @@ type slot struct {
 
 type trial struct {
 	slot
-	// Crashes counts exits between activation and being good.
-	Crashes int `json:"crashes"`
+	// Crashes counts exits between activation and being good; Running is true unless the last exit was an orderly one.
+	Crashes int  `json:"crashes"`
+	Running bool `json:"running"`
 }
 
 const (
@@ -232,7 +233,7 @@ func (st state) accept(one slot, epoch, number uint64, share int) state {
 		st.Trial = nil
 		return st
 	}
-	st.Trial = &trial{slot: one}
+	st.Trial = &trial{slot: one, Running: true}
 	return st
 }
 
@@ -249,14 +250,17 @@ func (st state) promote() state {
 	return st
 }
 
-// boot gives the state with one more start on the candidate's account; a candidate that has crashed maxTrials times gives
-// way to the last good snapshot, if there is one.
+// boot gives the state at the start of the process: if the candidate was running and nobody stopped it, it has crashed.
+// One that has crashed maxTrials times gives way to the last good snapshot, if there is one.
 func (st state) boot() state {
 	if st.Trial == nil {
 		return st
 	}
 	t := *st.Trial
-	t.Crashes++
+	if t.Running {
+		t.Crashes++
+	}
+	t.Running = true
 	st.Trial = &t
 	if t.Crashes >= maxTrials && len(st.Good) > 0 {
 		st.Poisoned, st.Trial = t.Manifest, nil
