@@ -218,7 +218,7 @@ func (s *Store) fail(ctx context.Context, op string, err error) error {
 	switch {
 	case s.ctx.Err() != nil:
 		return store.ErrClosed
-	case ctx.Err() != nil:
+	case ctx.Err() != nil && !errors.Is(err, ctx.Err()):
 		return fmt.Errorf("store: etcd: %s: %w (%v)", op, ctx.Err(), err)
 	default:
 		return fmt.Errorf("store: etcd: %s: %w", op, err)
