@@ -33,10 +33,11 @@ type decoder struct {
 	problems problem.List
 	unshown  int
 
-	name     string // of the current file
-	line     int    // lines of the current file before the current chunk
-	aliases  int    // uses of aliases in the current file
-	interned map[string]string
+	chunkBytes int
+	name       string // of the current file
+	line       int    // lines of the current file before the current chunk
+	aliases    int    // uses of aliases in the current file
+	interned   map[string]string
 
 	ids    map[name]spot // where an id was first given
 	refs   []reference
@@ -89,7 +90,7 @@ var topLevel = []string{"version", kindRoute, kindUpstream, kindPolicy, kindPlan
 
 func newDecoder(allow Allow) *decoder {
 	return &decoder{
-		cfg: &Config{}, allow: allow, interned: map[string]string{}, ids: map[name]spot{},
+		cfg: &Config{}, allow: allow, chunkBytes: chunkBytes, interned: map[string]string{}, ids: map[name]spot{},
 		claims: map[string]claim{}, hashes: map[string]claim{},
 	}
 }

@@ -25,11 +25,12 @@ func (d *decoder) file(f File) {
 	if !ok {
 		return
 	}
+	cut := split
 	if json.Valid(data) {
-		data = yamlEscapes(data)
+		data, cut = yamlEscapes(data), splitJSON
 	}
 	before := d.mark()
-	if chunks, ok := split(data); ok && d.chunks(chunks) {
+	if chunks, ok := cut(data, d.chunkBytes); ok && d.chunks(chunks) {
 		return
 	}
 	d.reset(before)
@@ -106,12 +107,13 @@ func invalidLine(data []byte) int {
 func (d *decoder) chunks(chunks []chunk) bool {
 	seen := topKeys{}
 	document, sections := -1, 0
+	var done map[string]int // items of each section so far
 	for _, c := range chunks {
 		if c.document != document {
-			document, seen = c.document, topKeys{}
+			document, seen, done = c.document, topKeys{}, map[string]int{}
 		}
 		d.line = c.line - 1
-		nodes, err := parse(c.text)
+		nodes, err := parse(c.yaml())
 		if err != nil || len(nodes) > 1 {
 			return false
 		}
@@ -124,7 +126,8 @@ func (d *decoder) chunks(chunks []chunk) bool {
 			sections++
 			d.document(root, seen)
 		case c.key != "" && root.Kind == yaml.SequenceNode:
-			d.items(c.key, root, c.first)
+			d.items(c.key, root, done[c.key])
+			done[c.key] += len(root.Content)
 		default:
 			return false
 		}

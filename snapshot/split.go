@@ -9,16 +9,28 @@ type chunk struct {
 	document int    // number of the YAML document within the file
 	line     int    // number of the chunk's first line, from 1
 	key      string // with items: the section whose items these are; else "" and the text is whole sections
-	first    int    // with items: index of the first item
+	flow     bool   // the text is items in flow style, without the list's brackets
+	object   bool   // the text is members of a JSON object, without its braces
 	text     []byte
+}
+
+// yaml is the chunk as a YAML document of its own.
+func (c chunk) yaml() []byte {
+	switch {
+	case c.flow:
+		return bytes.Join([][]byte{[]byte("["), c.text, []byte("]")}, nil)
+	case c.object:
+		return bytes.Join([][]byte{[]byte("{"), c.text, []byte("}")}, nil)
+	}
+	return c.text
 }
 
 // chunkBytes is the size from which a chunk of list items is closed.
 const chunkBytes = 64 << 10
 
-// split cuts a file; ok is false when its shape is not the plain one of block sections at the left margin.
-func split(data []byte) (chunks []chunk, ok bool) {
-	s := splitter{data: data}
+// split cuts a file into chunks of about size bytes; ok is false when its shape is not the plain one of block sections at the left margin.
+func split(data []byte, size int) (chunks []chunk, ok bool) {
+	s := splitter{data: data, size: size}
 	for s.pos < len(data) {
 		if !s.step() {
 			return nil, false
@@ -29,21 +41,22 @@ func split(data []byte) (chunks []chunk, ok bool) {
 }
 
 type splitter struct {
+	size     int
 	data     []byte
 	pos      int // start of the current line
 	line     int // lines before pos
 	document int
 	chunks   []chunk
 
-	open      bool // a chunk is open since start
-	start     int
-	startLine int
-	key       string // section header that may turn out to have a list
-	header    bool   // only the header of the section was seen so far
-	inList    bool
-	indent    int // of the list's items
-	items     int // items in closed chunks
-	openItems int
+	open       bool // a chunk is open since start
+	start      int
+	startLine  int
+	key        string // section header that may turn out to have a list
+	header     bool   // only the header of the section was seen so far
+	inList     bool
+	indent     int // of the list's items
+	resume     int // with a flow list taken: where and
+	resumeLine int // after how many lines to go on
 }
 
 // step takes one line.
@@ -68,8 +81,14 @@ func (s *splitter) step() bool {
 	case s.isItem(content, indent):
 		s.item(indent)
 	case indent == 0: // margin has begun a section
+	case s.key == "": // indented text that belongs to no section
+		return false
 	default:
 		s.header = false
+	}
+	if s.resume > 0 {
+		s.pos, s.line, s.resume = s.resume, s.resumeLine, 0
+		return true
 	}
 	if !s.open {
 		s.begin()
@@ -90,9 +109,36 @@ func (s *splitter) margin(content []byte) bool {
 	s.close(s.pos)
 	s.begin()
 	s.key, s.header = string(content[:i]), false
-	if rest := bytes.TrimLeft(content[i+1:], " "); len(rest) == 0 || rest[0] == '#' {
+	rest := bytes.TrimLeft(content[i+1:], " ")
+	if len(rest) == 0 || rest[0] == '#' {
 		s.header = true
 	}
+	if len(rest) > 0 && rest[0] == '[' && content[i+1] == ' ' {
+		return s.flow(s.pos + len(content) - len(rest))
+	}
+	return true
+}
+
+// flow takes a section whose value is a flow list that starts at bracket, up to the end of the list's last line.
+func (s *splitter) flow(bracket int) bool {
+	f := &flowCutter{data: s.data, size: s.size, pos: bracket, line: s.line}
+	items, ok := f.list(s.document, s.key)
+	if !ok {
+		return false
+	}
+	header := append(bytes.Clone(s.data[s.start:bracket]), "[]"...)
+	s.chunks = append(s.chunks, chunk{document: s.document, line: s.startLine, text: header})
+	s.chunks = append(s.chunks, items...)
+	s.open, s.key = false, ""
+	tail := s.data[f.pos:]
+	if i := bytes.IndexByte(tail, '\n'); i >= 0 {
+		tail = tail[:i]
+	}
+	rest := bytes.Trim(tail, " \t\r")
+	if len(rest) > 0 && (rest[0] != '#' || tail[0] > ' ') {
+		return false
+	}
+	s.resume, s.resumeLine = min(f.pos+len(tail)+1, len(s.data)), f.line+1
 	return true
 }
 
@@ -116,14 +162,10 @@ func (s *splitter) item(indent int) {
 		s.inList, s.header, s.indent = true, false, indent
 		s.cut(s.pos, "") // the header alone; its empty value is a null list
 		s.begin()
-		s.openItems = 0
-	} else if s.pos-s.start >= chunkBytes {
+	} else if s.pos-s.start >= s.size {
 		s.cut(s.pos, s.key)
-		s.items += s.openItems
 		s.begin()
-		s.openItems = 0
 	}
-	s.openItems++
 }
 
 func (s *splitter) begin() {
@@ -132,7 +174,7 @@ func (s *splitter) begin() {
 
 func (s *splitter) cut(end int, key string) {
 	if s.open && end > s.start {
-		s.chunks = append(s.chunks, chunk{s.document, s.startLine, key, s.items, s.data[s.start:end]})
+		s.chunks = append(s.chunks, chunk{document: s.document, line: s.startLine, key: key, text: s.data[s.start:end]})
 	}
 	s.open = false
 }
@@ -144,5 +186,5 @@ func (s *splitter) close(end int) {
 		key = s.key
 	}
 	s.cut(end, key)
-	s.key, s.header, s.inList, s.items, s.openItems = "", false, false, 0, 0
+	s.key, s.header, s.inList = "", false, false
 }

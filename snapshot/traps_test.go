@@ -1,11 +1,16 @@
 package snapshot
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"pgregory.net/rapid"
+
+	"github.com/cellgate/cellgate/problem"
 )
 
 func TestTrapsOfYAMLAreNamed(t *testing.T) {
@@ -89,6 +94,7 @@ func FuzzDecode(f *testing.F) {
 	f.Add([]byte("version: v1\nplans: [&a {id: a}, *a]\n---\n{routes: [}"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		cfg, problems := Decode([]File{{"f", data}}, Loopback())
+		inPieces(t, data, cfg, problems)
 		for _, p := range problems {
 			if p.File != "f" || p.Line < 1 || p.Message == "" || p.Hint == "" || !utf8.ValidString(p.String()) {
 				t.Fatalf("%+v", p)
@@ -97,6 +103,56 @@ func FuzzDecode(f *testing.F) {
 		if len(problems) == 0 {
 			survives(t, cfg)
 		}
+	})
+}
+
+// inPieces decodes again with the smallest chunks, and without any: both must give what Decode gave.
+func inPieces(t interface {
+	Helper()
+	Fatal(...any)
+	Fatalf(string, ...any)
+}, data []byte, cfg *Config, problems problem.List) {
+	t.Helper()
+	for _, size := range []int{1, 1 << 30} {
+		d := newDecoder(Loopback())
+		d.chunkBytes = size
+		if size == 1 {
+			d.file(File{"f", data})
+		} else if text, ok := d.textOf(data); ok {
+			d.whole(text)
+		}
+		d.references()
+		d.conflicts()
+		again, others := d.finish()
+		if !slices.Equal(problems, others) || checksum(t, cfg) != checksum(t, again) {
+			t.Fatalf("chunks of %d bytes:\n%v\nwant\n%v", size, others, problems)
+		}
+	}
+}
+
+// textOf is what file does before it parses.
+func (d *decoder) textOf(data []byte) ([]byte, bool) {
+	d.name = "f"
+	text, ok := d.text(data)
+	if ok && json.Valid(text) {
+		text = yamlEscapes(text)
+	}
+	return text, ok
+}
+
+func TestCuttingAFileChangesNothing(t *testing.T) {
+	item := rapid.SampledFrom([]string{
+		"{id: a}", "{id: b, rate_per_sec: 5}", "{id: 'it''s', x: \"]\\\"}\"}", "{id: c}, {id: d} # }, {", "{id: e,\n # {\n }", "&a {id: f}", "*a", "{id: \"g\n  - {id: h}\"}", "",
+	})
+	rapid.Check(t, func(t *rapid.T) {
+		items := rapid.SliceOfN(item, 0, 6).Draw(t, "items")
+		text := "version: v1\nplans: [" + strings.Join(items, ",\n ") + "]\n"
+		if rapid.Bool().Draw(t, "block") {
+			text = "version: v1\nplans:\n  - " + strings.Join(items, "\n  - ") + "\n"
+		}
+		data := []byte(text + rapid.SampledFrom([]string{"", "consumers: [{id: x, plan: a}] # end\n", "---\nplans: [{id: z}]\n", "routes:\n"}).Draw(t, "rest"))
+		cfg, problems := Decode([]File{{"f", data}}, Loopback())
+		inPieces(t, data, cfg, problems)
 	})
 }
 
