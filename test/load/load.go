@@ -85,12 +85,15 @@ func (r *Run) Requests() []Request {
 	return append([]Request(nil), r.requests...)
 }
 
-// Stop ends the load after the requests under way and sums it up.
-func (r *Run) Stop() Summary {
+// Wait ends the load after the requests under way and gives them all.
+func (r *Run) Wait() []Request {
 	r.stop()
 	r.done.Wait()
-	return Sum(r.Requests())
+	return r.Requests()
 }
+
+// Stop ends the load as Wait does and sums it up.
+func (r *Run) Stop() Summary { return Sum(r.Wait()) }
 
 type client struct {
 	config   Config

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/cellgate/cellgate/internal/supervise"
@@ -45,6 +46,8 @@ func inDir(dir, file string, do func(path string) error) error {
 type control struct {
 	listener *net.UnixListener
 	handle   func(context.Context, request) response
+	// answering counts requests that are not yet answered; close waits for them.
+	answering sync.WaitGroup
 }
 
 func listenControl(h home, handle func(context.Context, request) response) (*control, error) {
@@ -74,7 +77,11 @@ func (c *control) serve(ctx context.Context) {
 		if err != nil {
 			return
 		}
-		go c.answer(ctx, conn)
+		c.answering.Add(1)
+		go func() {
+			defer c.answering.Done()
+			c.answer(ctx, conn)
+		}()
 	}
 }
 
@@ -86,11 +93,14 @@ func (c *control) answer(ctx context.Context, conn net.Conn) {
 		_ = json.NewEncoder(conn).Encode(response{Error: "unreadable request: " + err.Error()})
 		return
 	}
-	_ = json.NewEncoder(conn).Encode(c.handle(ctx, req)) // a client that went away gets no answer
+	res := c.handle(ctx, req)
+	_ = conn.SetWriteDeadline(time.Now().Add(5 * time.Second))
+	_ = json.NewEncoder(conn).Encode(res) // a client that went away gets no answer
 }
 
 func (c *control) close(h home) {
 	_ = c.listener.Close()
+	c.answering.Wait()
 	_ = os.Remove(h.path(h.controlFile()))
 }
 

@@ -67,8 +67,7 @@ type world struct {
 	stop    context.CancelCauseFunc
 	ready   atomic.Bool
 	stopped chan struct{} // closed when all processes are gone
-	answers sync.WaitGroup
-	files   sync.Mutex // world.json
+	files   sync.Mutex    // world.json
 }
 
 // Hooks are what Up tells its caller. All are set.
@@ -172,7 +171,6 @@ func (w *world) live(ctx context.Context, bin string, log *slog.Logger, hooks Ho
 	}
 	defer func() {
 		w.end(hooks.Now)
-		w.answers.Wait()
 		ctl.close(w.home)
 	}()
 	for _, p := range w.made {
