@@ -34,7 +34,7 @@ unit:
 	$(if $(RACE),CGO_ENABLED=1) $(GO) test $(RACE) -timeout 5m $(UNIT)
 
 e2e:
-	$(GO) test -timeout 9m -p 1 ./test/...
+	CELLGATE_TEST_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 9m -p 1 ./test/...
 
 check: lint test fuzz
 
