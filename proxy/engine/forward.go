@@ -278,7 +278,11 @@ func (f *forwarding) deliver() bool {
 	written := f.full || f.up.complete()
 	f.up.stop(f.cl, f.conn)
 	reusable := err == nil && toClient == nil && written && !res.Close && kind != http1.UntilClose
-	f.conn.Suspect = kind == http1.NoBody
+	if f.conn.Suspect = kind == http1.NoBody; f.conn.Suspect && (res.Length > 0 || res.Chunked) {
+		// The head announces a body that must not come. An upstream that sends it all the same would answer the next
+		// request with it, and when it comes can't be known (CASES G37).
+		reusable = false
+	}
 	f.x.Pool.Release(f.conn, reusable, time.Now())
 	f.conn = nil
 	return err == nil && toClient == nil && written

@@ -59,11 +59,15 @@ func TestUpstreamThatDiesMidBodyIsSeenAsTruncation(t *testing.T) {
 func TestAnswersWithoutBodyAndWhatIsSentBehindThem(t *testing.T) {
 	stray := "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nforged"
 	for name, c := range map[string]struct{ method, answer, length string }{
-		"HEAD": {"HEAD", "HTTP/1.1 200 OK\r\nContent-Length: 44\r\n\r\n", "44"},
-		"304":  {"GET", "HTTP/1.1 304 Not Modified\r\nContent-Length: 44\r\n\r\n", "44"},
-		"204":  {"GET", "HTTP/1.1 204 No Content\r\nContent-Length: 44\r\n\r\n", ""},
+		"HEAD":           {"HEAD", "HTTP/1.1 200 OK\r\nContent-Length: 44\r\n\r\n", "44"},
+		"304":            {"GET", "HTTP/1.1 304 Not Modified\r\nContent-Length: 44\r\n\r\n", "44"},
+		"204":            {"GET", "HTTP/1.1 204 No Content\r\nContent-Length: 44\r\n\r\n", ""},
+		"204, no length": {"GET", "HTTP/1.1 204 No Content\r\n\r\n", ""},
 	} {
 		for _, late := range []time.Duration{0, 30 * time.Millisecond} {
+			if late == 0 && c.length == "" && !strings.Contains(c.answer, "Length") {
+				continue // nothing can tell that bytes are about to come
+			}
 			t.Run(fmt.Sprint(name, late), func(t *testing.T) {
 				up := scripted(t, func(n int, u *raw) {
 					if _, _, alive := u.request(); !alive {
