@@ -150,9 +150,14 @@ func (f *forwarding) send(deadline time.Time) error {
 	f.out = f.x.AppendRequest(f.out[:0], length, f.took)
 	f.out = append(f.out, f.body...)
 	f.conn.ArmWrite(deadline)
+	if f.full {
+		f.conn.ArmRead(f.took, lookAfter, deadline)
+		n, err := f.conn.Send(f.out)
+		f.sent = n > 0
+		return err
+	}
 	n, err := f.conn.Write(f.out)
-	f.sent = f.sent || n > 0
-	if err == nil && !f.full {
+	if f.sent = n > 0; err == nil {
 		f.up.start(f.x, f.cl, f.conn, length < 0)
 	}
 	return err

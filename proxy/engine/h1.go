@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cellgate/cellgate/internal/sockpeek"
+	"github.com/cellgate/cellgate/internal/sockturn"
 	"github.com/cellgate/cellgate/proxy"
 	"github.com/cellgate/cellgate/proxy/http1"
 	"github.com/cellgate/cellgate/reason"
@@ -30,6 +31,7 @@ type conn struct {
 	headBuf *[]byte
 	out     *[]byte // borrowed while an answer is being made
 	peek    sockpeek.Peeker
+	turn    sockturn.Turn
 	secure  bool
 	peer    netip.Addr
 	text    string // peer as text
@@ -68,6 +70,7 @@ func putBack(b *[]byte) {
 func newConn(e *Engine, nc net.Conn) *conn {
 	c := &conn{e: e, nc: nc, x: e.server.Acquire(), buf: inBuffers.Get().(*[]byte)}
 	c.peek.Reset(nc)
+	c.turn.Reset(nc)
 	if a, ok := nc.RemoteAddr().(*net.TCPAddr); ok {
 		c.peer = a.AddrPort().Addr().Unmap()
 	}
@@ -98,6 +101,7 @@ func (c *conn) handshake(cfg *tls.Config) bool {
 	}
 	c.e.mu.Lock()
 	c.nc = tc
+	c.turn.Reset(tc)
 	c.e.mu.Unlock()
 	c.secure = true
 	c.prepare()
@@ -140,8 +144,12 @@ func (c *conn) readHead() (int, error) {
 	now := time.Now()
 	if c.w == c.r {
 		c.armRead(now, c.idle())
-	} else {
-		c.begin(now)
+		if err := c.turnOver(); err != nil {
+			return 0, errQuiet
+		}
+	}
+	if c.w > c.r {
+		c.begin(time.Now())
 	}
 	for {
 		if c.w > c.r {
@@ -166,6 +174,21 @@ func (c *conn) readHead() (int, error) {
 			c.begin(time.Now())
 		}
 	}
+}
+
+// turnOver sends an answer that was left for now, together with the wait for the next request.
+func (c *conn) turnOver() error {
+	if c.out == nil {
+		return nil
+	}
+	out := *c.out
+	wrote, n, err := c.turn.Do(out, (*c.buf)[c.w:])
+	if wrote < len(out) && err == nil {
+		_, err = c.nc.Write(out[wrote:])
+	}
+	c.w += n
+	c.answer.finish(c)
+	return err
 }
 
 // begin marks the arrival of a head's first byte.
@@ -293,8 +316,13 @@ func (c *conn) exchange() bool {
 	c.answer.begin(c)
 	x.Closing = x.Request.Close || x.Start.After(c.old)
 	clean := drive(x, c)
-	c.answer.finish(c)
 	going := clean && !c.answer.closing && !c.answer.broken && c.body.done
+	if c.answer.left && !going {
+		_ = c.flush()
+	}
+	if !c.answer.left || !going {
+		c.answer.finish(c)
+	}
 	x.Finish(time.Now())
 	c.e.server.InFlight.Add(-1)
 	c.prepare()

@@ -15,6 +15,7 @@ type h1Answer struct {
 	bare    bool // the end of the connection ends the body
 	broken  bool // the client could not be written to
 	aborted bool
+	left    bool // whole in out, to be sent by turnOver
 }
 
 func (a *h1Answer) begin(c *conn) {
@@ -98,7 +99,18 @@ func (c *conn) end(trailers *http1.Head) error {
 	if c.answer.chunked {
 		*c.out = http1.AppendLastChunk(*c.out, trailers)
 	}
+	if c.mayLeave() {
+		c.armWrite(c.x.Deadline)
+		c.answer.left = true
+		return nil
+	}
 	return c.flush()
+}
+
+// mayLeave says whether the rest of the answer can go out with the wait for the next request: nothing else is to be done
+// before that wait, no upload runs, and nothing of the next request is here yet.
+func (c *conn) mayLeave() bool {
+	return c.turn.Usable() && !c.answer.closing && c.x.Machine.Replayable && c.r == c.w && c.body.done
 }
 
 // abort sends what there is and breaks off. Where only the end of the connection ends the body, a reset tells.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/cellgate/cellgate/internal/sockpeek"
+	"github.com/cellgate/cellgate/internal/sockturn"
 	"github.com/cellgate/cellgate/proxy/http1"
 )
 
@@ -25,6 +26,8 @@ type Conn struct {
 	born time.Time
 	idle time.Time // when it was put back
 	peek sockpeek.Peeker
+	turn sockturn.Turn
+	late error // of a read that Send has done ahead
 
 	readBy, writeBy time.Time // the deadlines that are set
 }
@@ -36,7 +39,7 @@ var buffers = sync.Pool{New: func() any { b := make([]byte, bufSize); return &b 
 
 func (c *Conn) take() {
 	c.buf = buffers.Get().(*[]byte)
-	c.r, c.w, c.some = 0, 0, false
+	c.r, c.w, c.some, c.late = 0, 0, false, nil
 	c.Response.Restart()
 	c.Chunks.Reset()
 }
@@ -67,11 +70,33 @@ func (c *Conn) ReadHead() error {
 	}
 }
 
+// Send writes a whole request. On a plain connection it also waits for the beginning of the answer, which saves a read
+// that would come too early; an error of that read is kept for ReadHead. Arm both deadlines before. n is what was written.
+func (c *Conn) Send(b []byte) (n int, err error) {
+	if !c.turn.Usable() {
+		return c.Write(b)
+	}
+	n, got, err := c.turn.Do(b, *c.buf)
+	switch {
+	case n == len(b):
+		c.w, c.some, c.late = got, got > 0, err
+		return n, nil
+	case err != nil:
+		return n, err
+	}
+	m, err := c.Write(b[n:])
+	return n + m, err
+}
+
 // Started says whether any byte of an answer has come.
 func (c *Conn) Started() bool { return c.some }
 
 // fill reads once behind the unread bytes; a head larger than the buffer gets a larger one, up to the codec's limit.
 func (c *Conn) fill() error {
+	if err := c.late; err != nil {
+		c.late = nil
+		return err
+	}
 	if c.r == c.w {
 		c.r, c.w = 0, 0
 	}

@@ -212,6 +212,7 @@ func (p *Pool) dial(endpoint int, now, deadline time.Time) (*Conn, error) {
 	}
 	c := &Conn{Conn: nc, Endpoint: endpoint, pool: p, born: now}
 	c.peek.Reset(rawConn(nc))
+	c.turn.Reset(nc)
 	c.take()
 	return c, nil
 }

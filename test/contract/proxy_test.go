@@ -296,3 +296,44 @@ func TestProxyServesAnySNIWithItsCertificate(t *testing.T) {
 		t.Error("TLS 1.1 was taken")
 	}
 }
+
+// ioCalls is how many read and write system calls a process has made.
+func ioCalls(t *testing.T, pid int) (n int) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/io", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range strings.Split(string(b), "\n") {
+		var v int
+		if k, _ := fmt.Sscanf(line, "syscr: %d", &v); k == 1 {
+			n += v
+		}
+		if k, _ := fmt.Sscanf(line, "syscw: %d", &v); k == 1 {
+			n += v
+		}
+	}
+	return n
+}
+
+// DESIGN section 8: read, write, read, write. A little room is for the process's own housekeeping.
+func TestProxyNeedsFourSystemCallsPerPlainRequest(t *testing.T) {
+	addr := harness.FreeAddr(t)
+	doc := harness.WriteFile(t, "doc.yaml", proxyDocument(backend(t), "/v1/orders/{id}"))
+	d := harness.Start(t, "proxy", "serve", "--document", doc, "--http", addr)
+	d.WaitHTTP("http://"+addr+"/.well-known/cellgate/ready", 200)
+	c := &http.Client{Transport: &http.Transport{}}
+	load := func(n int) {
+		for range n {
+			if res := ask(t, c, "GET", "http://"+addr+"/v1/orders/7"); res.StatusCode != 200 {
+				t.Fatal(res.StatusCode)
+			}
+		}
+	}
+	load(100)
+	const n = 2000
+	before := ioCalls(t, d.PID())
+	load(n)
+	if per := float64(ioCalls(t, d.PID())-before) / n; per < 3.9 || per > 4.3 {
+		t.Fatalf("%.2f read and write calls per request", per)
+	}
+}
