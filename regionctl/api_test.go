@@ -18,6 +18,7 @@ func quiet(t *testing.T) *world {
 }
 
 func TestAPIAbuseIsAnsweredWithAProblemAndChangesNothing(t *testing.T) {
+	t.Parallel()
 	w := quiet(t)
 	huge := bytes.Repeat([]byte(" "), maxBody+1)
 	for _, c := range []struct {

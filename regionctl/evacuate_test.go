@@ -31,6 +31,7 @@ func (w *world) planned(limit time.Duration) {
 }
 
 func TestEvacuationIsRefusedWhenTheRestCannotCarryIt(t *testing.T) {
+	t.Parallel()
 	w := quiet(t)
 	w.planned(5 * time.Second)
 	// Each cell has a limit of 100 rps and a target of 70; four cells of 60 leave no room for a fifth part of 60.

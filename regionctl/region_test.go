@@ -68,6 +68,7 @@ func (g *gated) Watch(ctx context.Context, prefix string) <-chan store.Event {
 
 // A region whose controller starts while the global store is gone serves a new node from its own copy.
 func TestRegionGoesOnWithItsCopyWhileTheGlobalStoreIsGone(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	r := w.start("eu-west")
 	w.start("us-east")
@@ -105,6 +106,7 @@ func TestRegionGoesOnWithItsCopyWhileTheGlobalStoreIsGone(t *testing.T) {
 }
 
 func TestAnotherControllerLeadsWhenTheLeaderStopsAndEndsItsRollout(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.startAll()
 	w.publishRoutes("eu-west", 3)

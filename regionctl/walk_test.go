@@ -24,6 +24,7 @@ func (w *world) allServe(version uint64) bool {
 }
 
 func TestPublishedVersionReachesEveryNodeAndEveryRegionSaysSo(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.startAll()
 	p := w.publishRoutes("us-east", 3)
@@ -39,6 +40,7 @@ func TestPublishedVersionReachesEveryNodeAndEveryRegionSaysSo(t *testing.T) {
 }
 
 func TestEvacuationChangesThePlanAndRestores(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.startAll()
 	w.publishRoutes("eu-west", 3)
