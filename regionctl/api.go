@@ -100,7 +100,7 @@ func (c *Controller) authenticated(h handler) http.Handler {
 			writeFault(w, fault(http.StatusUnauthorized, "unauthorized", "A valid token or operator certificate is required", ""))
 			return
 		}
-		ctx, cancel := context.WithTimeout(r.Context(), requestTimeout)
+		ctx, cancel := context.WithTimeout(r.Context(), c.patience())
 		defer cancel()
 		limit := int64(maxBody)
 		if r.URL.Path == "/v1/config/versions" {
@@ -114,6 +114,15 @@ func (c *Controller) authenticated(h handler) http.Handler {
 		}
 		writeJSON(w, http.StatusOK, "application/json", answer)
 	})
+}
+
+// patience is how long a request may take: briefly while the global store doesn't answer, so that orders fail at once and
+// clearly and still go through the moment it is back.
+func (c *Controller) patience() time.Duration {
+	if c.globalSeen.lost.Load() {
+		return time.Second
+	}
+	return requestTimeout
 }
 
 // guarded demands the same authentication of a plain handler.

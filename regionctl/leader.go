@@ -155,7 +155,7 @@ func (t *term) trimHistory(ctx context.Context) error {
 			return fmt.Errorf("regionctl: trim %s: %w", prefix, err)
 		}
 	}
-	return nil
+	return t.sweep(ctx, keepVersions)
 }
 
 // leader is who leads, as far as this controller knows.

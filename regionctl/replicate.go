@@ -90,7 +90,16 @@ func (c *Controller) copyTarget(ctx context.Context, envelope []byte) error {
 			return fmt.Errorf("regionctl: copy version %d: %w", v.Number, err)
 		}
 	}
-	return c.copyValue(ctx, store.KeyCopyTarget, envelope, targetOrder)
+	var before *rollout.Target
+	if have, ok := c.copied.get(store.KeyCopyTarget); ok {
+		if before, err = c.target(have.Value); err != nil {
+			before = nil // unreadable: nothing of it is needed
+		}
+	}
+	if err := c.copyValue(ctx, store.KeyCopyTarget, envelope, targetOrder); err != nil {
+		return err
+	}
+	return c.dropOldCopies(ctx, before, target)
 }
 
 func versionsOf(t *rollout.Target) []rollout.Version {

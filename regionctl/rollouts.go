@@ -126,7 +126,7 @@ func (t *term) storeRollout(ctx context.Context, next rollout.State, now time.Ti
 		t.rolling.state = next
 		return nil
 	}
-	ops, err := rolloutOps(next)
+	ops, err := t.rolloutOps(next)
 	if err != nil {
 		return err
 	}
@@ -140,14 +140,14 @@ func (t *term) storeRollout(ctx context.Context, next rollout.State, now time.Ti
 }
 
 // rolloutOps stores the state and the record of the rollout that it is about.
-func rolloutOps(s rollout.State) ([]store.Op, error) {
+func (c *Controller) rolloutOps(s rollout.State) ([]store.Op, error) {
 	raw, err := rollout.Encode(s)
 	if err != nil {
 		return nil, err
 	}
 	ops := []store.Op{store.Put(store.KeyRollout, raw)}
 	if s.Version.Number > 0 {
-		ops = append(ops, store.Put(store.KeyPastRollout(s.Version.Number), encode(describeRollout(s))))
+		ops = append(ops, store.Put(store.KeyPastRollout(s.Version.Number), encode(c.describeRollout(s))))
 	}
 	return ops, nil
 }
@@ -187,7 +187,7 @@ func (t *term) allocate(ctx context.Context) error {
 			if next, err = t.rolling.state.Allocated(rec.pointer(), t.opt.Now().UTC()); err != nil {
 				return nil, err
 			}
-			return rolloutOps(next)
+			return t.rolloutOps(next)
 		},
 	})
 	if errors.Is(err, errOvertaken) {
@@ -249,12 +249,17 @@ func (c *Controller) currentRollout() *RolloutStatus {
 	if !s.Active() {
 		return nil
 	}
-	d := describeRollout(s)
+	d := c.describeRollout(s)
 	return &d
 }
 
-func describeRollout(s rollout.State) RolloutStatus {
+// describeRollout tells people about the state. What the version followed is forgotten by the state once it is live; the
+// record made on the way still knows.
+func (c *Controller) describeRollout(s rollout.State) RolloutStatus {
 	d := RolloutStatus{Version: s.Version.Number, Previous: s.Stable.Number, State: string(s.Phase), Why: s.Why}
+	if past, _, ok := read[RolloutStatus](c.intent, store.KeyPastRollout(s.Version.Number)); ok {
+		d.Previous = past.Previous
+	}
 	if s.Ring.Kind != "" {
 		d.Ring = s.Ring.String()
 	}
@@ -370,9 +375,9 @@ func (c *Controller) orderRollout(r *call, o rollout.Order, dryRun bool) (any, e
 		return nil, conflict("%v", err)
 	}
 	if dryRun {
-		return describeRollout(next), nil
+		return c.describeRollout(next), nil
 	}
-	ops, err := rolloutOps(next)
+	ops, err := c.rolloutOps(next)
 	if err != nil {
 		return nil, err
 	}
@@ -383,5 +388,5 @@ func (c *Controller) orderRollout(r *call, o rollout.Order, dryRun bool) (any, e
 	}
 	c.intent.see(r.Context(), rev)
 	c.log.Info("rollout order", "order", string(o.Kind), "by", r.who, "version", s.Version.Number, "reason", o.Reason)
-	return describeRollout(next), nil
+	return c.describeRollout(next), nil
 }

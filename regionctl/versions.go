@@ -67,6 +67,9 @@ func (c *Controller) publish(ctx context.Context, p publication) (*versionRecord
 			return nil, err
 		}
 		v, err := c.attempt(ctx, p, h, at)
+		for errors.Is(err, errSweeping) && sleep(ctx, 200*time.Millisecond) {
+			v, err = c.attempt(ctx, p, h, at)
+		}
 		if !errors.Is(err, store.ErrConflict) {
 			return v, err
 		}
@@ -77,6 +80,10 @@ func (c *Controller) publish(ctx context.Context, p publication) (*versionRecord
 // attempt tries to take the number after h, which was read as at.
 func (c *Controller) attempt(ctx context.Context, p publication, h head, at store.Entry) (*versionRecord, error) {
 	old, oldRec, err := c.content(ctx, h.Number)
+	if err != nil {
+		return nil, err
+	}
+	sweep, err := c.sweepMark(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -114,7 +121,7 @@ func (c *Controller) attempt(ctx context.Context, p publication, h head, at stor
 		}
 		ops = append(ops, more...)
 	}
-	conds := append([]store.Cond{{Key: store.KeyHead, Modified: at.Modified}, store.Absent(store.KeyVersion(p.meta.Number))}, p.conds...)
+	conds := append([]store.Cond{sweep, {Key: store.KeyHead, Modified: at.Modified}, store.Absent(store.KeyVersion(p.meta.Number))}, p.conds...)
 	rev, err := c.opt.Global.Commit(ctx, conds, ops)
 	if err != nil {
 		return nil, err

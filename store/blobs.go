@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // MaxBlob bounds one blob, in bytes.
@@ -99,4 +100,39 @@ func (b *Blobs) Get(ctx context.Context, digest string) ([]byte, error) {
 		return nil, fmt.Errorf("%w: %s has %d of %d chunks, %d of %d bytes", ErrCorrupt, digest, len(chunks), head.Chunks, blob.Len(), head.Bytes)
 	}
 	return blob.Bytes(), nil
+}
+
+// List gives the digests of all whole blobs.
+func (b *Blobs) List(ctx context.Context) ([]string, error) {
+	heads, _, err := b.store.List(ctx, prefixBlobs)
+	if err != nil {
+		return nil, fmt.Errorf("store: blobs: %w", err)
+	}
+	digests := make([]string, len(heads))
+	for i, h := range heads {
+		digests[i] = h.Key[len(prefixBlobs):]
+	}
+	return digests, nil
+}
+
+// Delete removes a blob under the conditions, head first, so that what is interrupted leaves no head without chunks.
+// An absent one is no error.
+func (b *Blobs) Delete(ctx context.Context, digest string, conds ...Cond) error {
+	if _, err := b.store.Commit(ctx, conds, []Op{Delete(keyBlob(digest))}); err != nil {
+		return fmt.Errorf("store: blob %s: %w", digest, err)
+	}
+	chunks, _, err := b.store.List(ctx, keyChunks(digest))
+	if err != nil {
+		return fmt.Errorf("store: blob %s: %w", digest, err)
+	}
+	for part := range slices.Chunk(chunks, MaxOps-len(conds)) {
+		ops := make([]Op, len(part))
+		for i, c := range part {
+			ops[i] = Delete(c.Key)
+		}
+		if _, err := b.store.Commit(ctx, conds, ops); err != nil {
+			return fmt.Errorf("store: blob %s: %w", digest, err)
+		}
+	}
+	return nil
 }

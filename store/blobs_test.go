@@ -106,3 +106,30 @@ func commit(t *testing.T, s store.Store, ops ...store.Op) {
 		t.Fatal(err)
 	}
 }
+
+func TestDeletedBlobsLeaveNothingAndOthersStay(t *testing.T) {
+	s := mem.New()
+	blobs := store.NewBlobs(s)
+	gone, err := blobs.Put(t.Context(), noise(700<<10))
+	if err != nil {
+		t.Fatal(err)
+	}
+	stays, err := blobs.Put(t.Context(), noise(300<<10))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the second time there is nothing to delete
+		if err := blobs.Delete(t.Context(), gone); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if list, err := blobs.List(t.Context()); err != nil || len(list) != 1 || list[0] != stays {
+		t.Errorf("left: %v, %v", list, err)
+	}
+	if entries, _, err := s.List(t.Context(), ""); err != nil || len(entries) != 3 {
+		t.Errorf("%d entries are left, %v", len(entries), err)
+	}
+	if _, err := blobs.Get(t.Context(), stays); err != nil {
+		t.Error(err)
+	}
+}

@@ -22,6 +22,8 @@ const (
 	PrefixEvacuations = PrefixIntent + "evacuation/" // KeyEvacuation
 	// KeyGuard changes with every evacuation and restoration: whoever judges the whole of them conditions on it.
 	KeyGuard = PrefixIntent + "evacuations"
+	// KeySweep says whether a leader is deleting blobs: whoever publishes waits for it, and conditions on it.
+	KeySweep = PrefixIntent + "sweep"
 
 	PrefixAudit = "audit/" // KeyAudit
 	PrefixPlans = "plans/" // KeyPastPlan

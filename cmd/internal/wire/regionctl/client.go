@@ -81,7 +81,7 @@ func do[T any](ctx context.Context, c *client, method, path string, v any) (out 
 			}
 			return out, nil
 		}
-		if errors.As(err, &f) && f.Status != http.StatusServiceUnavailable {
+		if errors.As(err, &f) && f.Status < http.StatusInternalServerError {
 			return out, asExit(f)
 		}
 		lost = append(lost, fmt.Errorf("%s: %w", server, err))
