@@ -18,7 +18,7 @@ const (
 	// retryMin and retryMax bound the wait before a watch tries again.
 	retryMin, retryMax = 50 * time.Millisecond, 2 * time.Second
 	// lookEvery is how often a quiet watch asks whether the store still is where it was.
-	lookEvery = 20 * time.Second
+	lookEvery = 5 * time.Second
 )
 
 // errReset: the history from the next revision on is gone, so the watch begins again with the whole state.
