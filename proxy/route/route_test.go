@@ -259,6 +259,26 @@ func TestALessSpecificRouteIsTriedWhenThePredicateFails(t *testing.T) {
 	}
 }
 
+func TestOnOnePathMorePredicatesBeatFewerAndNamedMethodsBeatAll(t *testing.T) {
+	all, named, one, two := route("all", "a.test", "/x"), route("named", "a.test", "/x", "GET"), route("one", "a.test", "/x"), route("two", "a.test", "/x")
+	one.Match.Headers = map[string]string{"k": "1"}
+	two.Match.Headers, two.Match.Query = map[string]string{"k": "1"}, map[string]string{"q": "1"}
+	routes := []snapshot.Route{all, named, one, two}
+	for range 2 {
+		slices.Reverse(routes)
+		x := build(t, routes)
+		for _, c := range []struct{ method, query, header, want string }{
+			{"GET", "q=1", "1", "two"}, {"GET", "q=2", "1", "one"}, {"GET", "q=1", "2", "named"}, {"PUT", "q=1", "2", "all"}, {"PUT", "", "1", "one"},
+		} {
+			var hit Hit
+			req := Request{Host: "a.test", Method: c.method, Path: "/x", Query: c.query, Headers: headers{"k": c.header}}
+			if v := x.Lookup(&req, &hit); v != Found || routes[hit.Route].ID != c.want {
+				t.Errorf("%+v: %v %s", c, v, routes[hit.Route].ID)
+			}
+		}
+	}
+}
+
 func TestAHeaderThatFailsIsNotFoundAndNotMethodNotAllowed(t *testing.T) {
 	r := route("one", "a.test", "/x", "GET")
 	r.Match.Headers = map[string]string{"k": "1"}
@@ -295,6 +315,34 @@ func TestLookupAllocatesNothing(t *testing.T) {
 	}); n != 0 {
 		t.Fatalf("%v allocations", n)
 	}
+}
+
+// FuzzTable: whatever a shard holds, it is refused or compiles to a table that answers without panic.
+func FuzzTable(f *testing.F) {
+	long := "/" + strings.Repeat("segment", 9)
+	f.Add(snapshot.EncodeRoutes([]snapshot.Route{route("a", "a.test", "/v1/{x}"), route("b", "", long, "GET"), route("c", "*.a.test", "/")}), "/v1/7")
+	f.Fuzz(func(t *testing.T, blob []byte, p string) {
+		b := NewBuilder()
+		var hosts []string
+		err := snapshot.ReadRoutes(blob, func(r *snapshot.Route) error {
+			hosts = append(hosts, r.Match.Host)
+			return b.Add(r)
+		})
+		clean, refused := path.Normalize(nil, p)
+		if err != nil || refused != nil {
+			return
+		}
+		x, err := NewIndex([]*Table{b.Table()}, nil)
+		if err != nil {
+			return
+		}
+		var hit Hit
+		for _, h := range append(hosts, "", "x.a.test") {
+			if v := x.Lookup(&Request{Host: h, Method: "GET", Path: clean}, &hit); v == Found && int(hit.Route) >= len(hosts) {
+				t.Fatalf("route %d of %d", hit.Route, len(hosts))
+			}
+		}
+	})
 }
 
 func TestOneHostInTwoTablesIsRefused(t *testing.T) {

@@ -107,6 +107,9 @@ func fmtCommand() *cobra.Command {
 func writeFormatted(cmd *cobra.Command, files []snapshot.File) error {
 	texts := make([][]byte, len(files))
 	for i, f := range files {
+		if f.Name == "stdin" {
+			return usage(fmt.Errorf("--write needs files, not standard input"))
+		}
 		text, err := formatted(cmd, []snapshot.File{f})
 		if err != nil {
 			return err
@@ -114,9 +117,6 @@ func writeFormatted(cmd *cobra.Command, files []snapshot.File) error {
 		texts[i] = text
 	}
 	for i, f := range files {
-		if f.Name == "stdin" {
-			return usage(fmt.Errorf("--write needs files, not standard input"))
-		}
 		if err := replaceFile(f.Name, texts[i]); err != nil {
 			return err
 		}
