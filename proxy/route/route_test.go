@@ -131,14 +131,14 @@ func btoi(b bool) int {
 }
 
 var (
-	segments = rapid.SampledFrom([]string{"a", "b", "v1", "", strings.Repeat("long", 20), "{x}", "{y}"})
+	segments = rapid.SampledFrom([]string{"a", "a", "a", "b", "", strings.Repeat("long", 20), "{x}", "{y}"})
 	methods  = rapid.SliceOfNDistinct(rapid.SampledFrom([]string{"GET", "POST", "PUT"}), 0, 2, rapid.ID)
 	pairs    = rapid.MapOfN(rapid.SampledFrom([]string{"k", "l"}), rapid.SampledFrom([]string{"1", "2"}), 0, 1)
 )
 
 func genMatch(t *rapid.T) snapshot.Match {
 	m := snapshot.Match{
-		Host:    rapid.SampledFrom([]string{"a.test", "x.b.test", "*.b.test", ""}).Draw(t, "host"),
+		Host:    rapid.SampledFrom([]string{"a.test", "a.test", "a.test", "x.b.test", "*.b.test", ""}).Draw(t, "host"),
 		Methods: methods.Draw(t, "methods"), Headers: pairs.Draw(t, "headers"), Query: pairs.Draw(t, "query"),
 	}
 	p := genPath(t, segments)
@@ -169,7 +169,7 @@ func genPath(t *rapid.T, from *rapid.Generator[string]) string {
 // TestTreeAgreesWithNaiveSearch is A3: on every table and request the tree gives what sorting all routes would give.
 func TestTreeAgreesWithNaiveSearch(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		matches := rapid.SliceOfN(rapid.Custom(genMatch), 1, 30).Draw(t, "matches")
+		matches := rapid.SliceOfN(rapid.Custom(genMatch), 1, 60).Draw(t, "matches")
 		var routes []snapshot.Route
 		seen := map[string]bool{}
 		for i, m := range matches {
@@ -183,9 +183,9 @@ func TestTreeAgreesWithNaiveSearch(t *testing.T) {
 		x := build(t, routes)
 		for range 20 {
 			req := Request{
-				Host:   rapid.SampledFrom([]string{"a.test", "x.b.test", "y.b.test", "c.test", "z.y.b.test", "b.test"}).Draw(t, "host"),
+				Host:   rapid.SampledFrom([]string{"a.test", "a.test", "a.test", "x.b.test", "y.b.test", "c.test", "z.y.b.test"}).Draw(t, "host"),
 				Method: rapid.SampledFrom([]string{"GET", "POST", "PUT", "BREW"}).Draw(t, "method"),
-				Path:   path.Clean(genPath(t, rapid.SampledFrom([]string{"a", "b", "v1", "", strings.Repeat("long", 20), "other"}))),
+				Path:   path.Clean(genPath(t, rapid.SampledFrom([]string{"a", "a", "a", "b", "", strings.Repeat("long", 20)}))),
 			}
 			req.Headers = headers(pairs.Draw(t, "headers"))
 			if q := pairs.Draw(t, "query"); len(q) > 0 {
@@ -275,6 +275,26 @@ func TestOnOnePathMorePredicatesBeatFewerAndNamedMethodsBeatAll(t *testing.T) {
 			if v := x.Lookup(&req, &hit); v != Found || routes[hit.Route].ID != c.want {
 				t.Errorf("%+v: %v %s", c, v, routes[hit.Route].ID)
 			}
+		}
+	}
+}
+
+func TestParametersBeatPrefixesAndTheLongestPrefixWins(t *testing.T) {
+	prefix := func(id, p string) snapshot.Route {
+		return snapshot.Route{ID: id, Match: snapshot.Match{Host: "a.test", PathPrefix: p}}
+	}
+	routes := []snapshot.Route{
+		prefix("root", "/"), prefix("a", "/a"), prefix("a/b", "/a/b"), prefix("a/b/c", "/a/b/c"),
+		route("{x}/b/c", "a.test", "/{x}/b/c"), route("a/{y}/c", "a.test", "/a/{y}/c"), route("a/b/{z}", "a.test", "/a/b/{z}"),
+	}
+	x := build(t, routes)
+	for p, want := range map[path.Clean]string{
+		"/": "root", "/z": "root", "/a": "a", "/a/": "a", "/a/z": "a", "/ab": "root", "/a/b": "a/b", "/a/b/": "a/b", "/a/bc": "a",
+		"/a/b/c": "a/b/{z}", "/a/z/c": "a/{y}/c", "/z/b/c": "{x}/b/c", "/a/b/c/": "a/b/c", "/a/b/c/d": "a/b/c", "/a/z/d": "a", "/z/b": "root",
+	} {
+		var hit Hit
+		if v := x.Lookup(&Request{Host: "a.test", Method: "GET", Path: p}, &hit); v != Found || routes[hit.Route].ID != want {
+			t.Errorf("%s: %v %s, want %s", p, v, routes[hit.Route].ID, want)
 		}
 	}
 }
