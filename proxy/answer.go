@@ -90,11 +90,12 @@ func (x *Exchange) problem() {
 	x.body = span{at, len(x.text)}
 }
 
-// connection asks the client to come back on a new connection while the node is being left.
-func connection(x *Exchange) { x.Closing = x.Closing || x.server.Leaving() }
+// connection asks the client to come back on a new connection while the node drains. While it is only being left, the
+// engine asks one connection after the other.
+func connection(x *Exchange) { x.Closing = x.Closing || x.server.Draining() }
 
-// Leaving says whether the node asks its clients to come back on a new connection.
-func (x *Exchange) Leaving() bool { return x.server.Leaving() }
+// Draining says whether the node is shutting down.
+func (x *Exchange) Draining() bool { return x.server.Draining() }
 
 // own makes an answer of the gateway that is no problem.
 func (x *Exchange) own(status int, contentType, body string) {

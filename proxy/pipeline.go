@@ -29,7 +29,7 @@ var stages = [...]stage{
 var answerStages = [...]func(*Exchange){
 	identify,   // x-request-id
 	explain,    // own answers: reason, problem document, challenges
-	connection, // reconnect and drain
+	connection, // drain
 }
 
 // Run takes the exchange through the pipeline, from where it stands.

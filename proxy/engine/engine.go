@@ -32,6 +32,9 @@ type Options struct {
 	HeaderTime time.Duration
 	// MaxAge is the age, give or take a fifth, from which a connection is asked to leave; 5 min.
 	MaxAge time.Duration
+	// LeaveOver is the time over which the connections of a node that is being left are asked to leave, each at a moment of
+	// its own, so that their clients' handshakes don't come all at once; a new connection lives about as long. 2 s.
+	LeaveOver time.Duration
 	// MaxConnections bounds client connections; a new one beyond it is closed at once. 0 is two fifths of the process's
 	// descriptors: an exchange may need two.
 	MaxConnections int64
@@ -47,6 +50,7 @@ func (o *Options) fill() {
 	set(&o.Idle, 75*time.Second)
 	set(&o.HeaderTime, 10*time.Second)
 	set(&o.MaxAge, 5*time.Minute)
+	set(&o.LeaveOver, 2*time.Second)
 	if o.MaxConnections == 0 {
 		o.MaxConnections = descriptors() * 2 / 5
 	}
@@ -148,18 +152,32 @@ func (e *Engine) drain(listeners []Listener) {
 	}
 }
 
-// leave tells the connections that are there: HTTP/2 gets GOAWAY, idle HTTP/1 ones a short last wait.
+// leave tells the connections that are there: each becomes old within LeaveOver, idle HTTP/1 ones get a short last wait.
+// HTTP/2 connections get their GOAWAY with an answer, those without answers once LeaveOver has passed.
 func (e *Engine) leave(idle time.Duration) {
 	if !e.server.Leaving() {
 		return
 	}
-	e.h2.goAway()
-	by := time.Now().Add(idle)
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for c := range e.conns {
-		c.hurry(by)
+	over := e.opts.LeaveOver
+	if e.server.Draining() {
+		over = 0
 	}
+	now := time.Now()
+	e.mu.Lock()
+	for c := range e.conns {
+		c.ageBy(now.Add(rand.N(over + 1)))
+		c.hurry(now.Add(idle))
+	}
+	e.mu.Unlock()
+	if over == 0 {
+		e.h2.goAway()
+		return
+	}
+	time.AfterFunc(over, func() {
+		if e.server.Leaving() {
+			e.h2.goAway()
+		}
+	})
 }
 
 func (e *Engine) cut() {
@@ -235,6 +253,9 @@ func (e *Engine) caught(fault any) {
 
 // age is the moment from which a connection that begins now is asked to leave.
 func (e *Engine) age(now time.Time) time.Time {
+	if e.server.Leaving() {
+		return now.Add(e.opts.LeaveOver/2 + rand.N(e.opts.LeaveOver+1))
+	}
 	fifth := int64(e.opts.MaxAge / 5)
 	return now.Add(e.opts.MaxAge + time.Duration(rand.Int64N(2*fifth+1)-fifth))
 }

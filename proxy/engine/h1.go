@@ -34,8 +34,8 @@ type conn struct {
 	turn    sockturn.Turn
 	secure  bool
 	peer    netip.Addr
-	text    string // peer as text
-	old     time.Time
+	text    string       // peer as text
+	old     atomic.Int64 // unix nanoseconds from which the client is asked to leave
 	busy    atomic.Bool
 
 	readBy, writeBy time.Time
@@ -75,7 +75,7 @@ func newConn(e *Engine, nc net.Conn) *conn {
 		c.peer = a.AddrPort().Addr().Unmap()
 	}
 	c.text = c.peer.String()
-	c.old = e.age(time.Now())
+	c.old.Store(e.age(time.Now()).UnixNano())
 	c.prepare()
 	return c
 }
@@ -243,6 +243,15 @@ func (c *conn) armRead(now time.Time, d time.Duration) {
 	_ = c.nc.SetReadDeadline(c.readBy)
 }
 
+func (c *conn) isOld(now time.Time) bool { return now.UnixNano() > c.old.Load() }
+
+// ageBy makes the connection old at t at the latest.
+func (c *conn) ageBy(t time.Time) {
+	if t.UnixNano() < c.old.Load() {
+		c.old.Store(t.UnixNano())
+	}
+}
+
 // hurry gives an idle connection until by. It is called from another goroutine: a connection that becomes busy in the
 // same moment gets its own deadline again with its next read.
 func (c *conn) hurry(by time.Time) {
@@ -314,7 +323,7 @@ func (c *conn) exchange() bool {
 	c.prepare()
 	c.body.begin(c)
 	c.answer.begin(c)
-	x.Closing = x.Request.Close || x.Start.After(c.old)
+	x.Closing = x.Request.Close || c.isOld(x.Start)
 	clean := drive(x, c)
 	going := clean && !c.answer.closing && !c.answer.broken && c.body.done
 	if c.answer.left && !going {

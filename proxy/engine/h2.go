@@ -105,7 +105,7 @@ func (h *h2Front) handle(w http.ResponseWriter, r *http.Request) {
 		}
 	}()
 	x := s.Acquire()
-	st := &stream{x: x, w: w, r: r, ctl: http.NewResponseController(w), start: time.Now(), old: time.Now().After(c.old)}
+	st := &stream{x: x, w: w, r: r, ctl: http.NewResponseController(w), start: time.Now(), old: c.isOld(time.Now())}
 	x.Start, x.Peer, x.PeerText, x.TLS, x.Protocol = st.start, c.peer, c.text, c.secure, "HTTP/2.0"
 	if why := st.request(); why != reason.None {
 		x.Refuse(why)
@@ -220,7 +220,7 @@ func (s *stream) head(length int64, none bool) {
 	if length >= 0 && s.x.Status != 204 {
 		h["Content-Length"] = []string{strconv.FormatInt(length, 10)}
 	}
-	if s.old || s.x.Leaving() {
+	if s.old || s.x.Draining() {
 		h["Connection"] = []string{"close"} // the library makes a GOAWAY of it
 	}
 	_ = s.ctl.SetWriteDeadline(s.x.Deadline.Add(time.Second))

@@ -121,7 +121,7 @@ func TestHTTP2StreamIsResetWhenTheUpstreamDies(t *testing.T) {
 }
 
 func TestReconnectMovesHTTP2ClientsWithoutAFailure(t *testing.T) {
-	w := start(t, handler(t, echo), setup{})
+	w := start(t, handler(t, echo), setup{engine: Options{LeaveOver: time.Millisecond}})
 	var dials atomic.Int32
 	c := w.h2c(&dials)
 	for i := range 30 {
@@ -231,11 +231,35 @@ func TestHardStopEndsADrain(t *testing.T) {
 }
 
 func TestReconnectIsAskedOfHTTP1ClientsInTheirAnswers(t *testing.T) {
-	w := start(t, handler(t, echo), setup{})
+	w := start(t, handler(t, echo), setup{engine: Options{LeaveOver: 300 * time.Millisecond}})
+	var all []*raw
+	for range 40 {
+		c := w.dial()
+		if res, _, _ := c.send(get("/")).answer("GET"); res.Close {
+			t.Fatal("asked before")
+		}
+		all = append(all, c)
+	}
 	w.server.Reconnect(true)
+	time.Sleep(150 * time.Millisecond)
+	early := 0
+	for _, c := range all {
+		if res, _, _ := c.send(get("/")).answer("GET"); res.Close {
+			early++
+			c.closed()
+		}
+	}
+	if early == 0 || early == len(all) {
+		t.Fatalf("%d of %d were asked half way: not spread", early, len(all))
+	}
 	c := w.dial()
-	if res, _, _ := c.send(get("/")).answer("GET"); !res.Close {
-		t.Fatal("no Connection: close")
+	for end := time.Now().Add(2 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		if res, _, _ := c.send(get("/")).answer("GET"); res.Close {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("a new connection was never asked")
+		}
 	}
 	c.closed()
 	if !w.server.Ready() {

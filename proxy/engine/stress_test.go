@@ -21,7 +21,7 @@ func TestNothingFailsWhileClientsAreMovedAndSnapshotsSwapped(t *testing.T) {
 		b, _ := io.ReadAll(r.Body)
 		_, _ = w.Write(append(b, "done"...))
 	})
-	w := start(t, up, setup{silent: true})
+	w := start(t, up, setup{silent: true, engine: Options{LeaveOver: 20 * time.Millisecond}})
 	end := time.Now().Add(1500 * time.Millisecond)
 	var sent, failed atomic.Int64
 	var wg sync.WaitGroup
