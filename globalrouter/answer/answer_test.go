@@ -170,3 +170,26 @@ func FuzzAnswerStaysInItsBuffer(f *testing.F) {
 		}
 	})
 }
+
+// D19: the share of clients that are sent to a cell is its share of the slots, and a cell without slots gets none.
+func TestSharesOfClientsFollowTheSlots(t *testing.T) {
+	table := testTable(t, 1)
+	row := table.plan.Rows[0][1]
+	for i := range row {
+		row[i] = uint16(i / 192) // three quarters and one quarter
+	}
+	for _, v6 := range []bool{false, true} {
+		seen := map[uint16]int{}
+		const clients = 20_000
+		for i := range clients {
+			a := netip.AddrFrom4([4]byte{5, byte(i >> 8), byte(i), 1})
+			if v6 {
+				a = netip.AddrFrom16([16]byte{0x20, 1, byte(i >> 16), byte(i >> 8), byte(i), 7, 15: 1})
+			}
+			seen[row[Slot(table.plan.Sets[0], a)]]++
+		}
+		if share := float64(seen[0]) / clients; share < 0.735 || share > 0.765 || len(seen) != 2 {
+			t.Errorf("v6 %v: %v", v6, seen)
+		}
+	}
+}

@@ -134,7 +134,7 @@ func TestEvacuationFollowsOver(t *testing.T) {
 	last := 128
 	for age := time.Duration(0); age <= 45*time.Second; age += 5 * time.Second {
 		s = Step(s, in, t0.Add(age))
-		n, most := owned(s, "us/b", "us"), 128-128*int(age)/int(40*time.Second)
+		n, most := owned(s, "us/b", "us"), 128-int(128*age/(40*time.Second))
 		if n > max(most, 0) || n > last || (age < 40*time.Second && n < most-1) {
 			t.Errorf("after %s: %d slots, at most %d, before %d", age, n, most, last)
 		}
