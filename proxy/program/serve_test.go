@@ -29,6 +29,7 @@ func largeDocument(n int) []byte {
 func BenchmarkServe100k(b *testing.B) {
 	data := largeDocument(100_000)
 	b.SetBytes(int64(len(data)))
+	defer cpu(b)()
 	for b.Loop() {
 		serve(b, data)
 	}
