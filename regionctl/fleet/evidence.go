@@ -25,6 +25,9 @@ const (
 	MaxProbes = 20_000
 )
 
+// freshRound is how old a round of probes may be when it is passed on.
+const freshRound = 2 * time.Second
+
 // Node is the newest evidence of one proxy.
 type Node struct {
 	Report report.Node
@@ -146,12 +149,7 @@ func (e *Evidence) hearPeer(region cells.RegionID, r *nodeapi.Rollup) error {
 	if err != nil || len(ps) == 0 {
 		return err
 	}
-	e.mu.Lock()
-	same := e.rounds[ps[0].From] != nil && string(e.rounds[ps[0].From].raw) == string(r.Probes)
-	e.mu.Unlock()
-	if !same {
-		e.hearProbes(ps[0].From, ps, r.Probes, region)
-	}
+	e.hearProbes(ps[0].From, ps, r.Probes, region)
 	return nil
 }
 
@@ -191,8 +189,10 @@ func (e *Evidence) Peers() []Peer {
 	return all
 }
 
-// rollup is what this controller itself heard lately, for its peers. What it has from peers is not passed on.
-func (e *Evidence) rollup() *nodeapi.Rollup {
+// rollup is what this controller itself heard lately, for its peers. What it has from peers is not passed on. A round of
+// probes is told once, since rounds have no number and a repeated one would look new; sent holds when the round that was
+// told last came, by vantage point. One round fits a roll-up: the vantage point that waited longest goes first.
+func (e *Evidence) rollup(sent map[cells.RegionID]time.Time) *nodeapi.Rollup {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	r := &nodeapi.Rollup{Region: string(e.self)}
@@ -201,10 +201,15 @@ func (e *Evidence) rollup() *nodeapi.Rollup {
 			r.Reports = append(r.Reports, n.raw)
 		}
 	}
-	for _, round := range e.rounds {
-		if round.via == e.self && e.now().Sub(round.Arrived) < time.Minute {
-			r.Probes = round.raw
+	var next *Round
+	for _, p := range e.rounds {
+		news := p.via == e.self && p.Arrived.After(sent[p.From]) && e.now().Sub(p.Arrived) < freshRound
+		if news && (next == nil || sent[p.From].Before(sent[next.From])) {
+			next = p
 		}
+	}
+	if next != nil {
+		r.Probes, sent[next.From] = next.raw, next.Arrived
 	}
 	return r
 }

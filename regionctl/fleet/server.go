@@ -283,8 +283,9 @@ func (s *Server) Rollups(_ *nodeapi.RollupsRequest, stream nodeapi.Controller_Ro
 	}
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
+	sent := map[cells.RegionID]time.Time{}
 	for {
-		r := s.Evidence.rollup()
+		r := s.Evidence.rollup(sent)
 		r.Leader = s.Leader()
 		if err := stream.Send(r); err != nil {
 			return err
