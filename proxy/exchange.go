@@ -30,8 +30,9 @@ type Exchange struct {
 	Scratch []byte
 
 	// Written by: Run.
-	at   int
-	wait <-chan struct{}
+	at     int
+	wait   <-chan struct{}
+	Parked bool // at least once
 
 	// Written by: admit.
 	id       [32]byte
@@ -97,7 +98,7 @@ const maxExtra = 10
 
 // reset forgets the last request but keeps buffers.
 func (x *Exchange) reset() {
-	x.at, x.wait = 0, nil
+	x.at, x.wait, x.Parked = 0, nil, false
 	x.table, x.asked, x.Deadline = nil, 0, time.Time{}
 	x.host, x.path, x.query = "", "", ""
 	x.match, x.credentials, x.identity = program.Match{}, Credentials{}, Identity{}

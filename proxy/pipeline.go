@@ -37,6 +37,7 @@ func (x *Exchange) Run() Verdict {
 	for x.at < len(stages) {
 		v := stages[x.at](x)
 		if v != Next {
+			x.Parked = x.Parked || v == Park
 			return v
 		}
 		x.at++

@@ -29,6 +29,7 @@ type forwarding struct {
 	sent bool   // a byte of this attempt may have reached the upstream
 	up   upload
 	took time.Time // start of the attempt
+	now  time.Time // the clock as it was last read: what takes no time needs no new reading
 }
 
 var forwardings = sync.Pool{New: func() any { return &forwarding{out: make([]byte, 0, 8<<10)} }}
@@ -47,6 +48,9 @@ func forward(x *proxy.Exchange, cl client) (clean bool) {
 		x.BytesIn = int64(len(f.body))
 	}
 	x.Machine.Replayable = f.full
+	if f.now = x.Start; !f.full || len(f.body) > 0 || x.Parked {
+		f.now = time.Now()
+	}
 	return f.attempts()
 }
 
@@ -60,20 +64,20 @@ func (f *forwarding) attempts() bool {
 	var tried uint64
 	fresh := false
 	for {
-		i := f.x.Pool.Set.Pick(rand.Uint64(), tried, time.Now())
+		i := f.x.Pool.Set.Pick(rand.Uint64(), tried, f.now)
 		if i < 0 {
-			if i = f.x.Pool.Set.Pick(rand.Uint64(), 0, time.Now()); i < 0 {
+			if i = f.x.Pool.Set.Pick(rand.Uint64(), 0, f.now); i < 0 {
 				return f.fail(reason.NoEndpoint)
 			}
 		}
 		result, why := f.attempt(i, fresh)
-		now := time.Now()
-		f.settle(result, now)
+		f.now = time.Now()
+		f.settle(result, f.now)
 		status := 0
 		if result == retry.Answered {
 			status = f.conn.Response.Status
 		}
-		again := f.x.Machine.Again(retry.Attempt{Result: result, Status: status, Sent: f.sent}, now)
+		again := f.x.Machine.Again(retry.Attempt{Result: result, Status: status, Sent: f.sent}, f.now)
 		if !again && result == retry.Answered {
 			return f.deliver()
 		}
@@ -87,21 +91,21 @@ func (f *forwarding) attempts() bool {
 		if f.x.Endpoint < 64 {
 			tried |= 1 << f.x.Endpoint
 		}
-		f.backOff(now)
+		f.backOff()
 	}
 }
 
 // backOff waits up to 25 ms, or a tenth of what is left, so that what failed together isn't retried together.
-func (f *forwarding) backOff(now time.Time) {
-	most := min(25*time.Millisecond, f.x.Deadline.Sub(now)/10)
-	if most > 0 {
+func (f *forwarding) backOff() {
+	if most := min(25*time.Millisecond, f.x.Deadline.Sub(f.now)/10); most > 0 {
 		time.Sleep(rand.N(most))
+		f.now = time.Now()
 	}
 }
 
 // attempt sends the request to one endpoint and waits for the head of an answer. why is the reason if nothing follows.
 func (f *forwarding) attempt(i int, fresh bool) (retry.Result, reason.Reason) {
-	f.took, f.sent = time.Now(), false
+	f.took, f.sent = f.now, false
 	f.x.Endpoint = i
 	pool, deadline := f.x.Pool, f.x.UpstreamDeadline(f.took)
 	pool.Set.Begin(i)
@@ -167,8 +171,7 @@ func (f *forwarding) send(deadline time.Time) error {
 // failed; an upstream that answers early and stops reading is heard first (CASES G23).
 func (f *forwarding) await(deadline time.Time) (retry.Result, reason.Reason) {
 	interims := 0
-	for {
-		now := time.Now()
+	for now := f.took; ; now = time.Now() { // the first round only takes what Send has found
 		if !now.Before(deadline) {
 			return retry.TimedOut, reason.UpstreamTimeout
 		}
@@ -228,7 +231,7 @@ func (f *forwarding) giveUp() {
 		return
 	}
 	f.up.stop(f.cl, f.conn)
-	f.x.Pool.Release(f.conn, false, time.Now())
+	f.x.Pool.Release(f.conn, false, f.now)
 	f.conn = nil
 }
 
@@ -288,7 +291,7 @@ func (f *forwarding) deliver() bool {
 		// request with it, and when it comes can't be known (CASES G37).
 		reusable = false
 	}
-	f.x.Pool.Release(f.conn, reusable, time.Now())
+	f.x.Pool.Release(f.conn, reusable, f.now)
 	f.conn = nil
 	return err == nil && toClient == nil && written
 }
@@ -347,7 +350,8 @@ func (f *forwarding) more() error {
 		}
 		err := f.conn.More()
 		if !errors.Is(err, os.ErrDeadlineExceeded) || !now.Before(limit) {
-			f.x.Waited += time.Since(begin)
+			f.now = time.Now()
+			f.x.Waited += f.now.Sub(begin)
 			return err
 		}
 		if f.cl.gone() {

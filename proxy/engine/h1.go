@@ -38,6 +38,7 @@ type conn struct {
 	old     atomic.Int64 // unix nanoseconds from which the client is asked to leave
 	busy    atomic.Bool
 
+	last            time.Time // when the connection began to wait
 	readBy, writeBy time.Time
 	body            body
 	answer          h1Answer
@@ -75,7 +76,8 @@ func newConn(e *Engine, nc net.Conn) *conn {
 		c.peer = a.AddrPort().Addr().Unmap()
 	}
 	c.text = c.peer.String()
-	c.old.Store(e.age(time.Now()).UnixNano())
+	c.last = time.Now()
+	c.old.Store(e.age(c.last).UnixNano())
 	c.prepare()
 	return c
 }
@@ -141,9 +143,8 @@ var (
 
 // readHead reads until a whole head is there. The first byte may take the idle time, the rest the header time.
 func (c *conn) readHead() (int, error) {
-	now := time.Now()
 	if c.w == c.r {
-		c.armRead(now, c.idle())
+		c.armRead(c.last, c.idle())
 		if err := c.turnOver(); err != nil {
 			return 0, errQuiet
 		}
@@ -332,7 +333,8 @@ func (c *conn) exchange() bool {
 	if !c.answer.left || !going {
 		c.answer.finish(c)
 	}
-	x.Finish(time.Now())
+	c.last = time.Now()
+	x.Finish(c.last)
 	c.e.server.InFlight.Add(-1)
 	c.prepare()
 	if !going && !c.answer.broken && !c.answer.aborted {
