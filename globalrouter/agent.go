@@ -20,14 +20,14 @@ import (
 // answer is SERVFAIL.
 type Agent struct {
 	Dir    string // holds the last plans
-	Zone   *Zone
+	Zone   *Zone  // as at the start; later ones come through Rezone
 	Server *Server
 	// Verify gives the payload of an envelope signed by a controller, judged as of now.
 	Verify func(envelope []byte, now time.Time) ([]byte, error)
 	Log    *slog.Logger
 
-	mu   sync.Mutex
-	held Held // guarded by mu
+	mu   sync.Mutex // guards Zone once the agent runs
+	held Held       // guarded by mu
 }
 
 // Held is the plan that an agent serves; Plan is nil when there is none.
@@ -84,12 +84,12 @@ func (a *Agent) loadFile(file string) error {
 	if err != nil {
 		return fmt.Errorf("plans: %w", err)
 	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	plan, table, err := a.read(envelope, info.ModTime())
 	if err != nil {
 		return err
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
 	a.serve(plan, table, "disk")
 	return nil
 }
@@ -112,12 +112,12 @@ var ErrOlder = errors.New("the plan is not newer than the served one")
 
 // Accept takes a signed plan from a controller. On an error nothing has changed.
 func (a *Agent) Accept(envelope []byte, source string, now time.Time) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	plan, table, err := a.read(envelope, now)
 	if err != nil {
 		return err
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
 	if !plan.Newer(a.held.Plan) {
 		return fmt.Errorf("%w: (%d, %d)", ErrOlder, plan.Epoch, plan.Number)
 	}
@@ -126,6 +126,22 @@ func (a *Agent) Accept(envelope []byte, source string, now time.Time) error {
 	}
 	a.serve(plan, table, source)
 	return a.prune()
+}
+
+// Rezone serves the held plan with another version of the zone. On an error nothing has changed.
+func (a *Agent) Rezone(z *Zone) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if z.Origin() != a.Zone.Origin() {
+		return fmt.Errorf("the zone is %s, not %s: a router keeps its zone until it is restarted", z.Origin(), a.Zone.Origin())
+	}
+	table, err := Compile(z, a.held.Plan, nil, true)
+	if err != nil {
+		return err
+	}
+	a.Zone = z
+	a.Server.Swap(table)
+	return nil
 }
 
 func (a *Agent) serve(plan *steer.Plan, table *Table, source string) {

@@ -145,3 +145,27 @@ func TestNamesThatDoNotFitTheZoneAreTold(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+func TestAZoneIsReplacedUnderTheSamePlan(t *testing.T) {
+	a := testAgent(t, filepath.Join(t.TempDir(), "plans"))
+	if err := a.Load(); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Rezone(mustZone(t, shallow(testZone)+"new IN A 192.0.2.7\n")); err != nil {
+		t.Fatal(err)
+	}
+	for _, plan := range []bool{false, true} {
+		if got := told(ask(t, a.Server.Table(), query("new.gw.test.", dns.TypeA))); got != "noerror aa 192.0.2.7" {
+			t.Error(got)
+		}
+		if got := told(ask(t, a.Server.Table(), query("nope.gw.test.", dns.TypeA))); strings.HasPrefix(got, "servfail") == plan {
+			t.Errorf("with a plan %v: %s", plan, got)
+		}
+		if err := a.Accept(sealed(numbered(1, 1)), "push", time.Now()); err != nil && !plan {
+			t.Fatal(err)
+		}
+	}
+	if err := a.Rezone(mustZone(t, "other.test. IN SOA a b 1 2 3 4 5\n")); err == nil {
+		t.Error("the zone became another one")
+	}
+}

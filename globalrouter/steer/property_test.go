@@ -2,6 +2,7 @@ package steer
 
 import (
 	"encoding/json"
+	"os"
 	"reflect"
 	"slices"
 	"testing"
@@ -473,6 +474,28 @@ func TestHostilePlansAreRefused(t *testing.T) {
 		if _, err := DecodePlan(raw); err == nil {
 			t.Errorf("a plan with a wrong %s was accepted", name)
 		}
+	}
+}
+
+// The stored forms of version 1 stay readable: what is in testdata was written by the first release.
+func TestFirstFormsAreReadable(t *testing.T) {
+	raw, err := os.ReadFile("testdata/state-1.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s State
+	if err := json.Unmarshal(raw, &s); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Plan.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	if s.Plan.Number != 2 || owned(s, "eu/a", "eu") != 0 || owned(s, "eu/b", "eu") != 256 || !s.Cells[0].Down || s.Demand[0][1] == 0 {
+		t.Errorf("%+v", s.Cells)
+	}
+	in := inputs(world(2, 2, 1_000_000))
+	if next := Step(s, in, t0.Add(time.Minute)); next.Refused != "" || next.Plan.Number != 3 {
+		t.Errorf("number %d, refused %q", next.Plan.Number, next.Refused)
 	}
 }
 

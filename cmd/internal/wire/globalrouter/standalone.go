@@ -22,8 +22,7 @@ import (
 
 // standalone serves from files, and reads them again on SIGHUP.
 func (o *options) standalone(ctx context.Context, addrs []netip.AddrPort, log *slog.Logger) error {
-	hup := make(chan os.Signal, 1)
-	signal.Notify(hup, syscall.SIGHUP)
+	hup := hangups()
 	defer signal.Stop(hup)
 	table, err := o.compile()
 	if err != nil {
@@ -38,16 +37,29 @@ func (o *options) standalone(ctx context.Context, addrs []netip.AddrPort, log *s
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return server.Run(ctx) })
 	g.Go(func() error {
-		for {
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-hup:
-				o.reload(server, log)
-			}
-		}
+		onHangup(ctx, hup, func() { o.reload(server, log) })
+		return nil
 	})
 	return g.Wait()
+}
+
+// hangups gets every SIGHUP from now on, so that an early one does not end the process.
+func hangups() chan os.Signal {
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP)
+	return hup
+}
+
+// onHangup calls again for each SIGHUP until ctx ends.
+func onHangup(ctx context.Context, hup <-chan os.Signal, again func()) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-hup:
+			again()
+		}
+	}
 }
 
 func (o *options) reload(server *globalrouter.Server, log *slog.Logger) {
@@ -62,15 +74,11 @@ func (o *options) reload(server *globalrouter.Server, log *slog.Logger) {
 
 // compile reads all files into one table, or says all that is wrong with the first bad one.
 func (o *options) compile() (*globalrouter.Table, error) {
-	text, err := os.ReadFile(o.zone)
+	zone, err := readZone(o.zone)
 	if err != nil {
-		return nil, fmt.Errorf("--zone: %w", err)
+		return nil, err
 	}
-	zone, err := globalrouter.ReadZone(o.zone, text)
-	if err != nil || o.plan == "" {
-		if err != nil {
-			return nil, err
-		}
+	if o.plan == "" {
 		return globalrouter.Compile(zone, nil, nil, false)
 	}
 	plan, err := readPlan(o.plan)

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"time"
 
@@ -24,6 +25,8 @@ import (
 
 // inWorld serves the plan that the controllers sign, or the last one on disk while none of them can be reached.
 func inWorld(ctx context.Context, file string, log *slog.Logger) error {
+	hup := hangups()
+	defer signal.Stop(hup)
 	boot, err := bootstrap.Load[bootstrap.Router](file)
 	if err != nil {
 		return err
@@ -36,11 +39,7 @@ func inWorld(ctx context.Context, file string, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	text, err := os.ReadFile(boot.Zone)
-	if err != nil {
-		return fmt.Errorf("zone: %w", err)
-	}
-	zone, err := globalrouter.ReadZone(boot.Zone, text)
+	zone, err := readZone(boot.Zone)
 	if err != nil {
 		return err
 	}
@@ -91,9 +90,33 @@ func inWorld(ctx context.Context, file string, log *slog.Logger) error {
 	log.Info("globalrouter serves", "id", boot.ID, "zone", zone.Origin(), "listen", boot.Listen, "admin", boot.Admin)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return server.Run(ctx) })
+	g.Go(func() error {
+		onHangup(ctx, hup, func() { rezone(agent, boot.Zone, log) })
+		return nil
+	})
 	g.Go(func() error { return client.Run(ctx) })
 	g.Go(func() error { return adm.Run(ctx) })
 	return g.Wait()
+}
+
+func readZone(file string) (*globalrouter.Zone, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("zone: %w", err)
+	}
+	return globalrouter.ReadZone(file, text)
+}
+
+func rezone(agent *globalrouter.Agent, file string, log *slog.Logger) {
+	zone, err := readZone(file)
+	if err == nil {
+		err = agent.Rezone(zone)
+	}
+	if err != nil {
+		log.Error("the zone file was refused; the old one stays", "error", err)
+		return
+	}
+	log.Info("the zone file was read again", "zone", file)
 }
 
 // receive takes a plan; a controller sends the current one again on every attach and poll, so an equal one is no news.
