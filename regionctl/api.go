@@ -23,6 +23,7 @@ const (
 	maxBody        = 1 << 20  // bytes of any other body
 	maxPublishing  = 2        // publications compiled at once; others wait
 	requestTimeout = 30 * time.Second
+	publishTimeout = 100 * time.Second // of a publication or a rollback, which decode, compile and store everything
 )
 
 // call is one authenticated request to the API.
@@ -100,7 +101,7 @@ func (c *Controller) authenticated(h handler) http.Handler {
 			writeFault(w, fault(http.StatusUnauthorized, "unauthorized", "A valid token or operator certificate is required", ""))
 			return
 		}
-		ctx, cancel := context.WithTimeout(r.Context(), c.patience())
+		ctx, cancel := context.WithTimeout(r.Context(), c.patience(r))
 		defer cancel()
 		limit := int64(maxBody)
 		if r.URL.Path == "/v1/config/versions" {
@@ -118,9 +119,12 @@ func (c *Controller) authenticated(h handler) http.Handler {
 
 // patience is how long a request may take: briefly while the global store doesn't answer, so that orders fail at once and
 // clearly and still go through the moment it is back.
-func (c *Controller) patience() time.Duration {
-	if c.globalSeen.lost.Load() {
+func (c *Controller) patience(r *http.Request) time.Duration {
+	switch {
+	case c.globalSeen.lost.Load():
 		return time.Second
+	case strings.HasPrefix(r.URL.Path, "/v1/config/"):
+		return publishTimeout
 	}
 	return requestTimeout
 }

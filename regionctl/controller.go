@@ -69,6 +69,7 @@ type Controller struct {
 	copied *mirror // of the region's store
 
 	globalBlobs, regionalBlobs *store.Blobs
+	recent                     recent
 
 	board    *fleet.Board
 	evidence *fleet.Evidence

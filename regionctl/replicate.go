@@ -163,7 +163,7 @@ func (c *Controller) copyValue(ctx context.Context, key string, value []byte, or
 	}
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	rev, err := c.opt.Regional.Commit(ctx, nil, []store.Op{store.Put(key, value)})
+	rev, err := c.opt.Regional.Commit(ctx, []store.Cond{{Key: key, Modified: have.Modified}}, []store.Op{store.Put(key, value)})
 	if err == nil {
 		c.copied.see(ctx, rev)
 	}

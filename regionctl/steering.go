@@ -192,7 +192,7 @@ func (c *Controller) evacuations() []cells.Evacuation {
 	return out
 }
 
-// names remembers which names the newest version steers.
+// names remembers which names the live version steers.
 type names struct {
 	mu     sync.Mutex
 	number uint64
@@ -204,7 +204,7 @@ type names struct {
 func (n *names) read(ctx context.Context, c *Controller) (map[string]string, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	number := c.headNumber()
+	number := c.liveNumber()
 	if n.known != nil && n.number == number {
 		return n.known, nil
 	}
@@ -232,6 +232,15 @@ func (n *names) read(ctx context.Context, c *Controller) (map[string]string, err
 	}
 	n.number, n.known = number, out
 	return out, nil
+}
+
+// liveNumber is the version that every ring took last: a name is answered once its routes are everywhere, and until they
+// are gone everywhere. Before the first one is live, it is the newest.
+func (c *Controller) liveNumber() uint64 {
+	if n := c.mirroredRollout().Stable.Number; n > 0 {
+		return n
+	}
+	return c.headNumber()
 }
 
 func canonicalName(s string) string { return strings.ToLower(strings.TrimSuffix(s, ".")) }

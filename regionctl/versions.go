@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/cellgate/cellgate/regionctl/rollout"
@@ -225,15 +226,50 @@ func (c *Controller) manifest(envelope []byte) (*snapshot.Manifest, error) {
 	return snapshot.DecodeManifest(raw)
 }
 
-// blob reads from the region's copy, else from the global store.
+// blob reads from memory, else from the region's copy, else from the global store.
 func (c *Controller) blob(ctx context.Context, digest string) ([]byte, error) {
+	if b, ok := c.recent.get(digest); ok {
+		return b, nil
+	}
 	short, cancel := context.WithTimeout(ctx, 5*time.Second)
 	b, err := c.regionalBlobs.Get(short, digest)
 	cancel()
-	if err == nil {
-		return b, nil
+	if err != nil {
+		b, err = c.globalBlobs.Get(ctx, digest)
 	}
-	return c.globalBlobs.Get(ctx, digest)
+	if err == nil {
+		c.recent.put(digest, b)
+	}
+	return b, err
+}
+
+// maxRecent bounds the blobs kept in memory, in bytes.
+const maxRecent = 64 << 20
+
+// recent keeps blobs that were read lately, so that a ring's nodes don't all ask the store. At its bound it forgets all.
+type recent struct {
+	mu    sync.Mutex
+	blobs map[string][]byte
+	bytes int
+}
+
+func (r *recent) get(digest string) ([]byte, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	b, ok := r.blobs[digest]
+	return b, ok
+}
+
+func (r *recent) put(digest string, b []byte) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.blobs == nil || r.bytes+len(b) > maxRecent {
+		r.blobs, r.bytes = map[string][]byte{}, 0
+	}
+	if _, ok := r.blobs[digest]; !ok {
+		r.blobs[digest] = b
+		r.bytes += len(b)
+	}
 }
 
 // records lists the mirrored versions, oldest first.

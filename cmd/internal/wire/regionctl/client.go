@@ -35,7 +35,7 @@ func (w *where) client() (*client, error) {
 	t := &http.Transport{
 		DialContext:           (&net.Dialer{Timeout: 2 * time.Second}).DialContext,
 		TLSHandshakeTimeout:   3 * time.Second,
-		ResponseHeaderTimeout: 45 * time.Second,
+		ResponseHeaderTimeout: 2 * time.Minute,
 		TLSClientConfig:       &tls.Config{MinVersion: tls.VersionTLS12},
 	}
 	if p.ca != "" {
