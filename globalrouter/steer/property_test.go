@@ -530,3 +530,84 @@ func BenchmarkStep(b *testing.B) {
 		})
 	}
 }
+
+// loaded is a world of two regions of two cells that has learnt what its cells carry.
+func loaded(t *testing.T, each cells.MilliRPS) (State, Inputs, time.Time) {
+	in := inputs(world(2, 2, 1_000_000))
+	s, now := Step(State{}, in, t0), t0
+	for range 60 {
+		for _, c := range in.Topology.Cells() {
+			in.Load[c.ID] = CellLoad{RPS: each}
+		}
+		now = now.Add(5 * time.Second)
+		s = Step(s, in, now)
+	}
+	if g := s.Granted("eu/a"); g < each*97/100 || g > each*103/100 {
+		t.Fatalf("granted %d, measured %d", g, each)
+	}
+	return s, in, now
+}
+
+// Above the target every level of the ladder is filled everywhere before the next: two cells that must carry 80 % each do.
+func TestWhatDoesNotFitIsSpreadEvenlyUpTheLadder(t *testing.T) {
+	s, in, now := loaded(t, 400_000)
+	in.Health["eu/a"], in.Health["eu/b"] = health.Unhealthy, health.Unhealthy
+	s = Step(s, in, now.Add(5*time.Second))
+	for _, id := range []cells.CellID{"us/a", "us/b"} {
+		if g := s.Granted(id); g < 780_000 || g > 820_000 {
+			t.Errorf("%s is granted %d", id, g)
+		}
+	}
+	if len(s.Plan.Unplaced) != 0 {
+		t.Errorf("unplaced below the limit: %+v", s.Plan.Unplaced)
+	}
+}
+
+// P5: what passes the hard maximum is named by set and locality, and so is everything when nothing is usable.
+func TestWhatHasNoRoomIsNamed(t *testing.T) {
+	s, in, now := loaded(t, 600_000)
+	in.Health["eu/a"], in.Health["eu/b"] = health.Unhealthy, health.Unhealthy
+	s = Step(s, in, now.Add(5*time.Second))
+	var over cells.MilliRPS
+	for _, u := range s.Plan.Unplaced {
+		if u.Set != "public" || u.Locality == "" || u.Why != "above the limit of its cells" {
+			t.Errorf("%+v", u)
+		}
+		over += u.Load
+	}
+	if over < 380_000 || over > 420_000 {
+		t.Errorf("%d milli-rps are named, not the 400,000 that are too much", over)
+	}
+	number := s.Plan.Number
+	if s = Step(s, in, now.Add(6*time.Second)); s.Plan.Number != number {
+		t.Error("naming the same again made a new plan")
+	}
+	in.Health["us/a"], in.Health["us/b"] = health.Unhealthy, health.Unhealthy
+	s = Step(s, in, now.Add(10*time.Second))
+	if !s.Plan.AllDown || len(s.Plan.Unplaced) != 3 {
+		t.Errorf("all down: %v, %+v", s.Plan.AllDown, s.Plan.Unplaced)
+	}
+}
+
+// D1: a neighbour without room for all does not start a chain of overloads; the rest goes on to the next ones.
+func TestTheNearestNeighbourIsNotOverrun(t *testing.T) {
+	in := inputs(world(4, 1, 1_000_000))
+	s, now := Step(State{}, in, t0), t0
+	for range 60 {
+		for _, c := range in.Topology.Cells() {
+			in.Load[c.ID] = CellLoad{RPS: 450_000}
+		}
+		now = now.Add(5 * time.Second)
+		s = Step(s, in, now)
+	}
+	in.Health["eu/a"] = health.Unhealthy
+	s = Step(s, in, now.Add(time.Second))
+	for _, id := range []cells.CellID{"us/a", "ap/a", "sa/a"} {
+		if g := s.Granted(id); g > 700_000 {
+			t.Errorf("%s is granted %d, above its target", id, g)
+		}
+	}
+	if near, far := s.Granted("us/a"), s.Granted("sa/a"); near < 680_000 || far > near {
+		t.Errorf("nearest %d, farthest %d", near, far)
+	}
+}
