@@ -41,7 +41,7 @@ func (h *h2Front) generation() *generation {
 	g := &generation{
 		base: &http.Server{Handler: http.HandlerFunc(h.handle), MaxHeaderBytes: http1.MaxHead, ErrorLog: log.New(io.Discard, "", 0)},
 		h2: &http2.Server{MaxConcurrentStreams: 100, IdleTimeout: h.e.opts.Idle, ReadIdleTimeout: 30 * time.Second, PingTimeout: 10 * time.Second,
-			WriteByteTimeout: 30 * time.Second, MaxReadFrameSize: 64 << 10},
+			WriteByteTimeout: 30 * time.Second, MaxReadFrameSize: 16 << 10},
 	}
 	if err := http2.ConfigureServer(g.base, g.h2); err != nil {
 		panic(err) // only for a TLS configuration without the required ciphers; there is none
