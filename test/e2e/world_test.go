@@ -220,6 +220,7 @@ type status struct {
 	Rollout *struct {
 		Version uint64 `json:"version"`
 		State   string `json:"state"`
+		Ring    string `json:"ring"`
 		Why     string `json:"why"`
 	} `json:"rollout"`
 	Nodes []struct {

@@ -129,6 +129,9 @@ func call(ctx context.Context, h home, req request) (response, error) {
 		}
 		return json.NewDecoder(conn).Decode(&res)
 	})
+	if err != nil && !running(string(h)) { // it ended meanwhile
+		return res, fmt.Errorf("%w in %s", errNotRunning, h)
+	}
 	if err != nil {
 		return res, fmt.Errorf("the supervisor of %s does not answer: %w", h, err)
 	}

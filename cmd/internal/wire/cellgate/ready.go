@@ -46,6 +46,8 @@ type worldStatus struct {
 		ID      cells.CellID `json:"id"`
 		Healthy *bool        `json:"healthy"`
 	} `json:"cells"`
+	// Warnings say what the controller doesn't know or can't do at present.
+	Warnings []string `json:"warnings"`
 }
 
 func (o operator) status(ctx context.Context) (worldStatus, error) {
@@ -67,12 +69,16 @@ type readiness struct {
 	say       func(format string, args ...any)
 }
 
-// publishFirst publishes the document as version 1 unless something is published already.
+// publishFirst publishes the document as version 1 unless something is published already. A controller that has warnings
+// may not have read its store yet, so its "nothing is published" is no ground to publish.
 func (r *readiness) publishFirst(ctx context.Context, document string) error {
 	return r.until(ctx, "the control plane", func(ctx context.Context) error {
 		s, err := r.operators[0].status(ctx)
 		if err != nil || s.Version > 0 {
 			return err
+		}
+		if len(s.Warnings) > 0 {
+			return errors.New(s.Warnings[0])
 		}
 		_, err = r.operators[0].run(ctx, "config", "publish", document, "--message", "sample of a new world")
 		return err

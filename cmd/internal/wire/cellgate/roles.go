@@ -60,7 +60,7 @@ type etcdConfig struct {
 
 // etcdGoodbye is how long a member may take to leave. Its log is on disk after every write, so cutting that loses nothing,
 // and a member that was the last of its cluster would wait for others.
-const etcdGoodbye = 2 * time.Second
+const etcdGoodbye = time.Second
 
 // runEtcd elects faster than members in different regions could: here all are on one machine.
 func runEtcd(ctx context.Context, c etcdConfig, log *slog.Logger) error {
