@@ -76,7 +76,7 @@ type Controller struct {
 	nodes    *fleet.Server
 	verdicts verdicts
 	names    names
-	// posted are the payloads last shown of what this controller signs itself. Written by: replicate.
+	// posted are the payloads last shown of what this controller signs itself. Written by: replicatePlan.
 	posted map[fleet.Kind][]byte
 
 	leading                  atomic.Bool
@@ -125,7 +125,8 @@ func (c *Controller) Run(ctx context.Context) error {
 		func(ctx context.Context) error { return c.intent.run(ctx, c.opt.Global) },
 		func(ctx context.Context) error { return c.copied.run(ctx, c.opt.Regional) },
 		c.watchReach,
-		c.replicate,
+		c.replicateTargets,
+		c.replicatePlan,
 		c.serveNodes,
 		c.serveAPI,
 		(&fleet.Peers{Addresses: c.opt.Peers, TLS: trust.ClientTLS(c.opt.Signer, c.opt.Roots, trust.RoleController), Evidence: c.evidence, Log: c.log}).Run,

@@ -7,7 +7,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cellgate/cellgate/globalrouter/steer"
+	"github.com/cellgate/cellgate/nodeapi"
 	"github.com/cellgate/cellgate/store"
+	"github.com/cellgate/cellgate/trust"
 )
 
 // gated is a store that can be lost: calls fail, watches stay silent.
@@ -133,4 +136,41 @@ func TestAnotherControllerLeadsWhenTheLeaderStopsAndEndsItsRollout(t *testing.T)
 			t.Error("status still names the old leader")
 		}
 	}
+}
+
+// Where clients are sent doesn't depend on the region's store: its routers get new plans while it is gone.
+func TestRoutersGetNewPlansWhileTheRegionsStoreIsGone(t *testing.T) {
+	w := newWorld(t)
+	gate := &gated{Store: w.regions["eu-west"].regional.Join()}
+	w.regions["eu-west"].gate = gate
+	w.start("eu-west")
+	var number, orders atomic.Uint64
+	c := nodeapi.NewClient(nodeapi.Options{
+		Controllers: w.controllers("eu-west"), TLS: trust.ClientTLS(w.signer(trust.RoleRouter, "eu-west/1"), w.roots, trust.RoleController),
+		Hello: func() *nodeapi.Hello { return &nodeapi.Hello{Boot: "r"} },
+		Receive: func(d *nodeapi.Down) {
+			switch m := d.Message.(type) {
+			case *nodeapi.Down_Plan:
+				raw, _, err := w.roots.Verify(trust.KindPlan, m.Plan.Envelope, time.Now(), trust.RoleController)
+				if err != nil {
+					t.Error(err)
+				}
+				if p, err := steer.DecodePlan(raw); err != nil || p.Number <= number.Swap(p.Number) {
+					t.Errorf("plan %v, %v", p, err)
+				}
+			case *nodeapi.Down_Overrides:
+				orders.Add(1)
+			case *nodeapi.Down_Target:
+				t.Error("a router got a target")
+			}
+		},
+	})
+	w.background(c.Run)
+	w.eventually("a first plan", 10*time.Second, func() bool { return number.Load() > 0 && orders.Load() == 1 })
+	gate.lost.Store(true)
+	before := number.Load()
+	if code, f := w.ask("eu-west", "POST", "/v1/evacuations", EvacuateRequest{What: "eu-west/a", Reason: "x", Over: "0s", Force: true}, nil); code != 200 {
+		t.Fatal(f)
+	}
+	w.eventually("the plan without the cell", 10*time.Second, func() bool { return number.Load() > before && orders.Load() == 2 })
 }

@@ -3,6 +3,7 @@ package regionctl
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -17,30 +18,39 @@ import (
 	"github.com/cellgate/cellgate/trust"
 )
 
-// replicate copies what concerns the region from the global store into the region's own, and shows the region's processes
-// what the copy says. Blobs are copied before the target that names them, so that a node finds whatever it is told to run.
-func (c *Controller) replicate(ctx context.Context) error {
+// replicateTargets copies the region's target from the global store into the region's own, and shows the region's nodes
+// what the copy says. Blobs are copied before the target that names them, so that a node finds whatever it is told to run,
+// also when the global store is gone a moment later.
+func (c *Controller) replicateTargets(ctx context.Context) error {
+	return c.onChange(ctx, "target", func(ctx context.Context) error {
+		return errors.Join(c.copyTarget(ctx), c.postTarget(), c.postForeign())
+	})
+}
+
+// replicatePlan copies plan and evacuations. Routers are shown a new plan even when the region's store cannot take it:
+// where clients are sent must not depend on it.
+func (c *Controller) replicatePlan(ctx context.Context) error {
 	if err := c.postTopology(); err != nil {
 		return err
 	}
-	var last string
+	return c.onChange(ctx, "plan", func(ctx context.Context) error {
+		return errors.Join(c.postPlan(), c.postOverrides(), c.copyPlan(ctx))
+	})
+}
+
+// onChange does one thing at every change of what the stores say, and now and then. An error is logged once per spell.
+func (c *Controller) onChange(ctx context.Context, what string, do func(context.Context) error) error {
+	last := ""
 	for {
 		next, nextCopy := c.intent.next(), c.copied.next()
-		err := c.copyIntent(ctx)
-		if err == nil {
-			err = c.postForeign()
+		wait, said := 30*time.Second, "" // now and then, since orders expire without a change
+		if err := do(ctx); err != nil {
+			wait, said = time.Second, err.Error()
 		}
-		if err2 := c.postCopy(); err == nil {
-			err = err2
+		if ctx.Err() == nil && said != "" && said != last {
+			c.log.Warn("the region's copy is behind", "what", what, "err", said)
 		}
-		wait := 30 * time.Second // also signs the overrides anew after an expiry
-		if err != nil {
-			wait = time.Second
-		}
-		if ctx.Err() == nil && err != nil && err.Error() != last {
-			c.log.Warn("the region's copy is behind", "err", err)
-		}
-		last = fmt.Sprint(err)
+		last = said
 		select {
 		case <-ctx.Done():
 			return nil
@@ -51,15 +61,10 @@ func (c *Controller) replicate(ctx context.Context) error {
 	}
 }
 
-// copyIntent brings the region's store up to what the mirrored global store says.
-func (c *Controller) copyIntent(ctx context.Context) error {
+// copyPlan brings plan and evacuations in the region's store up to what the mirrored global one says.
+func (c *Controller) copyPlan(ctx context.Context) error {
 	if !c.intent.ready() || !c.copied.ready() {
 		return nil
-	}
-	if e, ok := c.intent.get(store.KeyTarget(c.opt.Region)); ok {
-		if err := c.copyTarget(ctx, e.Value); err != nil {
-			return err
-		}
 	}
 	if e, ok := c.intent.get(store.KeyPlan); ok {
 		if err := c.copyValue(ctx, store.KeyCopyPlan, e.Value, planOrder); err != nil {
@@ -74,7 +79,12 @@ func (c *Controller) copyIntent(ctx context.Context) error {
 }
 
 // copyTarget copies the blobs of every version of the target, then the target.
-func (c *Controller) copyTarget(ctx context.Context, envelope []byte) error {
+func (c *Controller) copyTarget(ctx context.Context) error {
+	e, ok := c.intent.get(store.KeyTarget(c.opt.Region))
+	if !ok || !c.copied.ready() {
+		return nil
+	}
+	envelope := e.Value
 	if have, ok := c.copied.get(store.KeyCopyTarget); ok && string(have.Value) == string(envelope) {
 		return nil
 	}
@@ -206,35 +216,42 @@ func planOrder(c *Controller, envelope []byte) (fleet.Mail, error) {
 	return fleet.Mail{Kind: fleet.KindPlan, Epoch: p.Epoch, Number: p.Number, Envelope: envelope}, nil
 }
 
-// postCopy shows the region's processes what the region's copy says; without a regional store, what the mirrored global one says.
-func (c *Controller) postCopy() error {
-	if e, ok := c.own(store.KeyCopyTarget, store.KeyTarget(c.opt.Region)); ok {
-		m, err := targetOrder(c, e)
-		if err != nil {
-			return err
-		}
+// postTarget shows the region's nodes what the region's copy says; what the mirrored global store says while the region's
+// own was never seen.
+func (c *Controller) postTarget() error {
+	e, ok := c.copied.get(store.KeyCopyTarget)
+	if !ok && !c.copied.ready() {
+		e, ok = c.intent.get(store.KeyTarget(c.opt.Region))
+	}
+	if !ok {
+		return nil
+	}
+	m, err := targetOrder(c, e.Value)
+	if err == nil {
 		c.board.PostTarget(c.opt.Region, m)
 	}
-	if e, ok := c.own(store.KeyCopyPlan, store.KeyPlan); ok {
-		m, err := planOrder(c, e)
+	return err
+}
+
+// postPlan shows the newer of the published plan and the region's copy of one.
+func (c *Controller) postPlan() error {
+	var errs []error
+	for _, from := range []struct {
+		m   *mirror
+		key string
+	}{{c.copied, store.KeyCopyPlan}, {c.intent, store.KeyPlan}} {
+		e, ok := from.m.get(from.key)
+		if !ok {
+			continue
+		}
+		m, err := planOrder(c, e.Value)
 		if err != nil {
-			return err
+			errs = append(errs, err)
+			continue
 		}
 		c.board.Post(m)
 	}
-	return c.postOverrides()
-}
-
-// own reads the region's copy, or the original while the region's store was never seen.
-func (c *Controller) own(copied, original string) ([]byte, bool) {
-	if e, ok := c.copied.get(copied); ok {
-		return e.Value, true
-	}
-	if c.copied.ready() {
-		return nil, false
-	}
-	e, ok := c.intent.get(original)
-	return e.Value, ok
+	return errors.Join(errs...)
 }
 
 // postOverrides signs the evacuations that still matter.

@@ -40,7 +40,7 @@ func (c *Controller) warnings(regions []RegionStatus) []string {
 	}
 	for _, r := range regions {
 		if !r.Heard {
-			out = append(out, fmt.Sprintf("the controller of region %s is not heard: what is known of its nodes is old", r.ID))
+			out = append(out, fmt.Sprintf("the controller of region %s is not heard: of its nodes only those that report elsewhere are seen", r.ID))
 		}
 	}
 	if _, ok := c.leader(); !ok {

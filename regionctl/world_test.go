@@ -49,6 +49,7 @@ type world struct {
 type region struct {
 	id       cells.RegionID
 	regional *mem.Store
+	gate     *gated // before regional; nil = none
 	nodeAPI  string
 	api      string
 	stop     context.CancelFunc
@@ -134,12 +135,16 @@ func (w *world) start(id cells.RegionID) *region {
 	if w.globalGate != nil {
 		global = w.globalGate
 	}
+	var regional store.Store = r.regional.Join()
+	if r.gate != nil {
+		regional = r.gate
+	}
 	r.c, err = New(Options{
 		World: "gw.test", ID: cells.NodeID(string(id) + "/1"), Region: id, Topology: w.topology, Zone: "gw.test", SteeredNames: []string{"api.gw.test"},
 		PermitLoopback: true, AdminTokenHash: "sha256:" + hex.EncodeToString(hash[:]),
 		Beat: 50 * time.Millisecond, TTL: time.Second, Bake: 300 * time.Millisecond, Ramp: time.Second, DownAfter: time.Second, UpAfter: time.Second, FlapCap: 2 * time.Second,
 		OnInsufficient: rollout.OnInsufficientProceed,
-		Global:         global, Regional: r.regional.Join(),
+		Global:         global, Regional: regional,
 		Signer: w.signer(trust.RoleController, cells.NodeID(string(id)+"/1")), Roots: w.roots, APICert: w.cert,
 		NodeAPI: nodes, API: api, Peers: peers, Now: time.Now, Log: w.log.With("region", string(id)),
 	})
