@@ -2,8 +2,6 @@ package regionctl
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -36,11 +34,6 @@ type versionRecord struct {
 
 func (v *versionRecord) pointer() rollout.Version {
 	return rollout.Version{Number: v.Manifest.Number, Manifest: v.Envelope}
-}
-
-func sum(b []byte) snapshot.Digest {
-	h := sha256.Sum256(b)
-	return snapshot.Digest(hex.EncodeToString(h[:]))
 }
 
 // publication is a content on its way to a number.
@@ -96,6 +89,7 @@ func (c *Controller) attempt(ctx context.Context, p publication, h head, at stor
 		return nil, err
 	}
 	p.meta.Number, p.meta.Previous, p.meta.Created = h.Number+1, h.Number, c.opt.Now().UTC()
+	p.audit.Before = string(oldRec.Manifest.Checksum)
 	snap, err := snapshot.Seal(cfg, p.meta)
 	if err != nil {
 		return nil, err
@@ -103,13 +97,17 @@ func (c *Controller) attempt(ctx context.Context, p publication, h head, at stor
 	if p.dryRun {
 		return &versionRecord{Manifest: snap.Manifest}, nil
 	}
+	return c.number(ctx, p, snap, []store.Cond{sweep, {Key: store.KeyHead, Modified: at.Modified}})
+}
+
+// number stores the sealed content and takes its number under the conditions.
+func (c *Controller) number(ctx context.Context, p publication, snap *snapshot.Snapshot, conds []store.Cond) (*versionRecord, error) {
 	rec, err := c.deposit(ctx, snap)
 	if err != nil {
 		return nil, err
 	}
 	rec.Owner, rec.Idempotent = p.owner, p.idempotent
-	p.audit.On = fmt.Sprintf("version %d", p.meta.Number)
-	p.audit.Before, p.audit.After = string(oldRec.Manifest.Checksum), string(snap.Manifest.Checksum)
+	p.audit.On, p.audit.After = fmt.Sprintf("version %d", p.meta.Number), string(snap.Manifest.Checksum)
 	ops := []store.Op{
 		store.Put(store.KeyHead, encode(head{Form: recordForm, Number: p.meta.Number})),
 		store.Put(store.KeyVersion(p.meta.Number), encode(rec)),
@@ -122,7 +120,7 @@ func (c *Controller) attempt(ctx context.Context, p publication, h head, at stor
 		}
 		ops = append(ops, more...)
 	}
-	conds := append([]store.Cond{sweep, {Key: store.KeyHead, Modified: at.Modified}, store.Absent(store.KeyVersion(p.meta.Number))}, p.conds...)
+	conds = append(append(conds, store.Absent(store.KeyVersion(p.meta.Number))), p.conds...)
 	rev, err := c.opt.Global.Commit(ctx, conds, ops)
 	if err != nil {
 		return nil, err
