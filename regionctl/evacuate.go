@@ -278,11 +278,20 @@ func (c *Controller) restore(r *call, req RestoreRequest, ids []cells.CellID) (a
 		return nil, err
 	}
 	answer, now := Evacuated{DryRun: req.DryRun}, c.opt.Now().UTC()
+	var before []cells.Evacuation // said twice, or answered by a controller that was lost before it could say so
 	for _, id := range ids {
-		if ev := o.all[id]; ev.Standing(now) {
+		ev := o.all[id]
+		switch {
+		case ev.Standing(now):
 			ev.Restored = now
 			answer.Orders = append(answer.Orders, ev)
+		case ev.Cell != "" && ev.State(now, c.opt.Ramp) == cells.Restoring:
+			before = append(before, ev)
 		}
+	}
+	if len(answer.Orders) == 0 && len(before) > 0 {
+		answer.Orders, answer.Warnings = before, []string{req.What + " is being restored already"}
+		return answer, nil
 	}
 	if len(answer.Orders) == 0 {
 		return nil, conflict("%s is not evacuated", req.What)

@@ -134,6 +134,24 @@ func TestEvacuationSurvivesRestartsAndRenewalKeepsItsStart(t *testing.T) {
 	}
 }
 
+func TestRestoringTwiceIsRestoringOnce(t *testing.T) {
+	w := quiet(t)
+	w.ask("eu-west", "POST", "/v1/evacuations", EvacuateRequest{What: "eu-west/a", Reason: "x", Force: true}, nil)
+	var first, again Evacuated
+	for _, e := range []*Evacuated{&first, &again} {
+		if code, f := w.ask("eu-west", "POST", "/v1/restorations", RestoreRequest{What: "eu-west"}, e); code != 200 || len(e.Orders) != 1 {
+			t.Fatalf("%d %v %+v", code, f, e)
+		}
+	}
+	if !again.Orders[0].Restored.Equal(first.Orders[0].Restored) || len(again.Warnings) != 1 || len(first.Warnings) != 0 {
+		t.Errorf("first %+v, again %+v", first, again)
+	}
+	var entries []AuditEntry
+	if w.ask("eu-west", "GET", "/v1/audit", nil, &entries); len(entries) != 2 {
+		t.Errorf("audit: %+v", entries)
+	}
+}
+
 func TestExpiryEndsAnEvacuationOnceAndIsAnAlarmInTheAudit(t *testing.T) {
 	b := newBench(t)
 	l, end := b.incumbent(b.global.Join())
