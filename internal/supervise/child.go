@@ -151,7 +151,7 @@ func (c *child) loop() {
 			c.set(func(s *Status) { s.State = Stopped })
 			continue
 		}
-		if young++; ordered || time.Since(began) >= c.g.opts.Young {
+		if young++; ordered || c.status().Last == killed || time.Since(began) >= c.g.opts.Young {
 			young = 0
 		}
 		c.set(func(s *Status) { s.State, s.Restarts = Waiting, s.Restarts+1 })
@@ -161,6 +161,9 @@ func (c *child) loop() {
 		}
 	}
 }
+
+// killed is how a process ended that somebody killed: its death says nothing about itself.
+const killed = "signal: killed"
 
 // pauseAfter doubles the pause from the third young death in a row on, up to most.
 func pauseAfter(young int, base, most time.Duration) time.Duration {

@@ -107,6 +107,22 @@ func TestKilledProcessIsStartedAgain(t *testing.T) {
 	})
 }
 
+// However often somebody kills it, a process comes back after the same pause: only its own crashes slow it down.
+func TestKillsDoNotSlowTheRestart(t *testing.T) {
+	g := group(t, Options{Restart: 10 * time.Millisecond, MaxRestart: time.Hour})
+	add(t, g, self("a", "serve", ""))
+	if err := g.Start(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 12 {
+		pid := g.Status()[0].PID
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		within(t, 5*time.Second, fmt.Sprintf("restart %d", i+1), func() bool { s := g.Status()[0]; return s.State == Running && s.PID != pid })
+	}
+}
+
 func TestStoppedProcessStaysDownUntilStarted(t *testing.T) {
 	g := group(t, Options{Restart: time.Millisecond})
 	log := filepath.Join(t.TempDir(), "log")

@@ -2,10 +2,12 @@ package e2e
 
 import (
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/cellgate/cellgate/test/harness"
+	"github.com/cellgate/cellgate/test/load"
 )
 
 // Every role is killed once under load. Only what was in flight on a killed proxy or backend may fail.
@@ -42,7 +44,7 @@ func (w *world) survives(t *testing.T, name string) {
 	if back := time.Since(killed); back > 3*time.Second {
 		t.Errorf("%s served again only after %v", name, back)
 	}
-	time.Sleep(4 * time.Second)
+	time.Sleep(3 * time.Second)
 	inFlight := 0
 	if strings.HasPrefix(name, "proxy/") || strings.HasPrefix(name, "backend/") {
 		inFlight = clients // of one protocol in the region: its share of the clients
@@ -58,5 +60,78 @@ func (w *world) survives(t *testing.T, name string) {
 			t.Errorf("failed at %v of the kill, status %d: %v", q.Start.Sub(killed), q.Status, q.Err)
 		}
 	}
+	w.healthy(t, 90*time.Second)
+}
+
+// A proxy that hangs keeps its place behind the cell's address, so its supervisor, the cell's load balancer, replaces it.
+func TestHungProxyIsReplaced(t *testing.T) {
+	w := sharedWorld(t)
+	w.healthy(t, time.Minute)
+	name := "proxy/" + w.cells()[2].Proxies[1].ID
+	before := w.pid(t, name)
+	if err := syscall.Kill(before, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	harness.Eventually(t, 8*time.Second, "another process serves", func() bool {
+		pid := w.pid(t, name)
+		return pid != 0 && pid != before
+	})
+	w.healthy(t, time.Minute)
+}
+
+// Stopping is no death: a proxy that is told to go finishes what it has, tells its clients to reconnect and stays down.
+func TestStoppedProxyFailsNobodyAndStaysDown(t *testing.T) {
+	w := sharedWorld(t)
+	w.healthy(t, time.Minute)
+	h1, h2 := w.load(t, 16, 400*time.Millisecond)
+	time.Sleep(2 * time.Second)
+	name := "proxy/" + w.cells()[0].Proxies[0].ID
+	w.cellgate(t, "stop", name)
+	if pid := w.pid(t, name); pid != 0 {
+		t.Errorf("world.json says that %s runs as %d", name, pid)
+	}
+	time.Sleep(3 * time.Second)
+	if pid := w.pid(t, name); pid != 0 {
+		t.Errorf("%s came back by itself as %d", name, pid)
+	}
+	w.cellgate(t, "start", name)
+	if pid := w.pid(t, name); !alive(pid) {
+		t.Errorf("after start: pid %d", pid)
+	}
+	for proto, run := range map[string]*load.Run{"h1": h1, "h2": h2} {
+		sum := run.Stop()
+		t.Logf("%s: %s", proto, sum)
+		if sum.Failed > 0 {
+			t.Errorf("%s: %d failed", proto, sum.Failed)
+		}
+	}
+	w.healthy(t, time.Minute)
+}
+
+// When a whole cell is down, its clients are sent elsewhere, and return when it is back.
+func TestClientsLeaveADeadCellAndReturn(t *testing.T) {
+	w := sharedWorld(t)
+	w.healthy(t, time.Minute)
+	dead := w.Regions[1].Cells[0]
+	answersWith := func() int {
+		n := 0
+		for _, client := range w.clients(32) {
+			addrs, _, err := load.Lookup(t.Context(), w.DNS, w.Host, client)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if addrs[0] == dead.Address {
+				n++
+			}
+		}
+		return n
+	}
+	if answersWith() == 0 {
+		t.Fatalf("nobody is sent to %s", dead.ID)
+	}
+	w.cellgate(t, "stop", "proxy/"+dead.ID+"/*")
+	harness.Eventually(t, 10*time.Second, "nobody is sent to the dead cell", func() bool { return answersWith() == 0 })
+	w.cellgate(t, "start", "proxy/"+dead.ID+"/*")
+	harness.Eventually(t, time.Minute, "clients are sent there again", func() bool { return answersWith() > 0 })
 	w.healthy(t, 90*time.Second)
 }

@@ -158,7 +158,7 @@ func TestKeysAndTokensAreKept(t *testing.T) {
 	if late.tokens.Customer == first.tokens.Customer || late.tokens.Admin != first.tokens.Admin || late.tokens.APIKey != first.tokens.APIKey {
 		t.Error("near their expiry exactly the bearer tokens are replaced")
 	}
-	sig, err := jose.ParseSigned(first.tokens.Customer, []jose.SignatureAlgorithm{jose.ES256})
+	sig, err := jose.ParseSignedCompact(first.tokens.Customer, []jose.SignatureAlgorithm{jose.ES256})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -67,6 +67,8 @@ type readiness struct {
 	*layout
 	operators []operator // one per region
 	say       func(format string, args ...any)
+	// broken says why the world can't become ready; nil while it may.
+	broken func() error
 }
 
 // publishFirst publishes the document as version 1 unless something is published already. A controller that has warnings
@@ -173,6 +175,9 @@ func (r *readiness) until(ctx context.Context, what string, try func(context.Con
 		err := try(ctx)
 		if err == nil {
 			return nil
+		}
+		if bad := r.broken(); bad != nil {
+			return bad
 		}
 		if ctx.Err() != nil || !pause(ctx, 200*time.Millisecond) {
 			if cause := context.Cause(ctx); errors.Is(cause, errTooLong) {

@@ -203,7 +203,7 @@ func (w *world) start(ctx context.Context, bin string) error {
 			return err
 		}
 	}
-	r := &readiness{layout: w.layout, say: w.say}
+	r := &readiness{layout: w.layout, say: w.say, broken: w.crashing}
 	for i := range w.Regions {
 		r.operators = append(r.operators, operator{bin: bin, server: w.apiURLs(i)[0], token: w.keys.tokens.Admin, ca: w.home.caFile()})
 	}
@@ -221,6 +221,31 @@ func (w *world) start(ctx context.Context, bin string) error {
 	w.say("ready after %.1f s", time.Since(began).Seconds())
 	w.tour()
 	return nil
+}
+
+// hopeless is how often a process may end during the start of a world before that is given up.
+const hopeless = 4
+
+// crashing names a process that ends again and again, with the last line of its log.
+func (w *world) crashing() error {
+	for _, s := range w.group.Status() {
+		if s.Restarts >= hopeless {
+			log := w.home.logFile(s.Name)
+			return fmt.Errorf("%s ends again and again (%s): %s (see %s)", s.Name, s.Last, lastLine(log), log)
+		}
+	}
+	return nil
+}
+
+// lastLine is the end of a log file, at most 300 bytes.
+func lastLine(path string) string {
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return err.Error()
+	}
+	text := strings.TrimSpace(string(raw))
+	text = text[strings.LastIndexByte(text, '\n')+1:]
+	return text[:min(len(text), 300)]
 }
 
 // explain adds to a failed start which processes don't run well.
