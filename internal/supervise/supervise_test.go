@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 		os.Exit(m.Run())
 	case "serve": // until it is told to end
 		fmt.Println("serving")
-		select {}
+		time.Sleep(time.Hour)
 	case "gentle": // ends in its own time
 		c := make(chan os.Signal, 1)
 		signal.Notify(c, syscall.SIGTERM)
@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 	case "stubborn":
 		signal.Ignore(syscall.SIGTERM)
 		fmt.Println("ignoring")
-		select {}
+		time.Sleep(time.Hour)
 	case "crash":
 		os.Exit(3)
 	case "parent": // a supervisor with one child, killed by the test
@@ -46,7 +46,7 @@ func TestMain(m *testing.M) {
 			panic(err)
 		}
 		fmt.Println(g.Status()[0].PID)
-		select {}
+		time.Sleep(time.Hour)
 	}
 }
 
