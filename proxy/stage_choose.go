@@ -21,7 +21,7 @@ func choose(x *Exchange) Verdict {
 		Rule: retry.Rule{Attempts: r.Retry.Attempts, OnConnectFailure: on&program.OnConnectFailure != 0, OnReset: on&program.OnReset != 0,
 			On502: on&program.On502 != 0, On503: on&program.On503 != 0, On504: on&program.On504 != 0},
 		Idempotent: idempotent(text(x.Request.Method())),
-		Budget:     &x.Pool.Budget,
+		Budget:     x.Pool.Budget,
 	}
 	x.Pool.Budget.Original(x.Start)
 	return Next

@@ -53,7 +53,7 @@ const (
 type Set struct {
 	method Method
 	next   atomic.Uint64
-	all    []endpoint
+	all    []*endpoint
 }
 
 type endpoint struct {
@@ -63,11 +63,21 @@ type endpoint struct {
 	streak    atomic.Int64 // consecutive failures
 	ejections atomic.Int64
 	until     atomic.Int64 // unix nanoseconds; ejected before that
-	_         [16]byte     // endpoints don't share a cache line
+	_         [16]byte     // endpoints don't share a cache line: an allocation of 64 bytes is aligned to them
 }
 
 // New makes a set of n endpoints, all in.
-func New(m Method, n int) *Set { return &Set{method: m, all: make([]endpoint, n)} }
+func New(m Method, n int) *Set {
+	s := &Set{method: m, all: make([]*endpoint, n)}
+	for i := range s.all {
+		s.all[i] = new(endpoint)
+	}
+	return s
+}
+
+// Adopt makes endpoint i of s and endpoint j of from the same one: what is known of it, and its requests in flight, are
+// shared from then on. Call it before s is used.
+func (s *Set) Adopt(i int, from *Set, j int) { s.all[i] = from.all[j] }
 
 // Pick chooses an endpoint that is neither ejected nor in tried (a bit per index, the first 64); random is any 64 random
 // bits. When all untried ones are ejected it chooses among those. -1 means that nothing is left.
@@ -131,7 +141,7 @@ func (s *Set) least(start, tried uint64, now int64) int {
 // score is expected waiting: load times latency. Failing makes an endpoint dearer, up to 64-fold, so that one that
 // fails fast does not attract traffic; a run of failures counts as half the weight and less.
 func (s *Set) score(i int) float64 {
-	e := &s.all[i]
+	e := s.all[i]
 	cost := float64(e.inflight.Load()+1) * float64(max(e.latency.Load(), int64(time.Millisecond)))
 	cost *= 1 + 15*float64(e.failing.Load())/fixedOne
 	if e.streak.Load() >= FailuresToEject {
@@ -149,7 +159,7 @@ func (s *Set) Cancel(i int) { s.all[i].inflight.Add(-1) }
 // End finishes an attempt at i: ok unless the connection failed or the answer was a 5xx. It says whether the endpoint
 // was ejected by it.
 func (s *Set) End(i int, ok bool, took time.Duration, now time.Time) (ejected bool) {
-	e := &s.all[i]
+	e := s.all[i]
 	e.inflight.Add(-1)
 	if ok {
 		e.streak.Store(0)
@@ -191,7 +201,7 @@ func (s *Set) eject(i int, now int64) bool {
 			out++
 		}
 	}
-	e := &s.all[i]
+	e := s.all[i]
 	if out*2 > len(s.all) || e.until.Load() > now {
 		return false
 	}

@@ -109,7 +109,7 @@ func (f *forwarding) attempt(i int, fresh bool) (retry.Result, reason.Reason) {
 	f.x.Endpoint = i
 	pool, deadline := f.x.Pool, f.x.UpstreamDeadline(f.took)
 	pool.Set.Begin(i)
-	c, err := pool.Acquire(i, !f.x.Machine.Idempotent, fresh, f.took, deadline)
+	c, err := pool.Acquire(i, fresh, f.took, deadline)
 	if err != nil {
 		return noConnection(err)
 	}
@@ -179,6 +179,9 @@ func (f *forwarding) await(deadline time.Time) (retry.Result, reason.Reason) {
 		err := f.conn.ReadHead()
 		switch {
 		case err == nil && f.conn.Response.Status >= 200:
+			if f.surplus() {
+				return retry.Invalid, reason.UpstreamInvalid
+			}
 			return retry.Answered, reason.None
 		case err == nil:
 			if interims++; interims > maxInterims || f.conn.Response.Status == 101 {
@@ -285,15 +288,31 @@ func (f *forwarding) deliver() bool {
 	}
 	written := f.full || f.up.complete()
 	f.up.stop(f.cl, f.conn)
-	reusable := err == nil && toClient == nil && written && !res.Close && kind != http1.UntilClose
-	if f.conn.Suspect = kind == http1.NoBody; f.conn.Suspect && (res.Length > 0 || res.Chunked) {
-		// The head announces a body that must not come. An upstream that sends it all the same would answer the next
-		// request with it, and when it comes can't be known (CASES G37).
-		reusable = false
-	}
+	reusable := err == nil && toClient == nil && written && !res.Close && kind != http1.UntilClose && !f.doubtful(kind)
 	f.x.Pool.Release(f.conn, reusable, f.now)
 	f.conn = nil
 	return err == nil && toClient == nil && written
+}
+
+// doubtful says whether a body may follow that must not: the head announces one, or says nothing where a GET's answer
+// would end with the connection. An upstream that sends it all the same would answer the next request with it, and when
+// it comes can't be known (CASES G37).
+func (f *forwarding) doubtful(kind http1.Body) bool {
+	res := &f.conn.Response
+	if kind != http1.NoBody {
+		return false
+	}
+	return res.Length > 0 || res.Chunked || res.Length < 0 && f.x.Head() && res.Status != 204 && res.Status != 304
+}
+
+// surplus says whether more than the answer came at once on a connection that had carried an exchange before. Which of
+// it answers this request is anyone's guess.
+func (f *forwarding) surplus() bool {
+	res := &f.conn.Response
+	if !f.conn.Reused || f.x.Head() || res.Length < 0 || res.Status == 204 || res.Status == 304 {
+		return false
+	}
+	return int64(len(f.conn.Buffered())) > res.Length
 }
 
 // relay copies the body piece by piece: nothing is read from the upstream before the client has taken the piece before.

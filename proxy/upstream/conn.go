@@ -1,7 +1,10 @@
 package upstream
 
 import (
+	"crypto/tls"
+	"errors"
 	"net"
+	"os"
 	"sync"
 	"time"
 
@@ -15,7 +18,6 @@ type Conn struct {
 	net.Conn
 	Endpoint int
 	Reused   bool           // it has carried an exchange before
-	Suspect  bool           // the last answer had no body: a faulty upstream may have sent one all the same
 	Response http1.Response // of the exchange that holds the connection
 	Chunks   http1.Chunks
 
@@ -158,5 +160,20 @@ func (c *Conn) ArmWrite(by time.Time) {
 	}
 }
 
-// Alive looks whether an idle connection is still open and quiet. It costs a system call.
-func (c *Conn) Alive() bool { return c.peek.Look() == sockpeek.Quiet }
+// quiet looks whether a connection that carries no exchange is open and has nothing to say. Bytes that came before the
+// request was written are no answer to it: taken for one, they would give a client what belongs to another.
+// It costs a system call. Over TLS what was decrypted, or read together with an earlier record, counts too.
+func (c *Conn) quiet() bool {
+	if c.peek.Look() != sockpeek.Quiet {
+		return false
+	}
+	tc, ok := c.Conn.(*tls.Conn)
+	if !ok {
+		return true
+	}
+	c.readBy = time.Unix(1, 0)
+	_ = tc.SetReadDeadline(c.readBy)
+	var one [1]byte
+	n, err := tc.Read(one[:])
+	return n == 0 && errors.Is(err, os.ErrDeadlineExceeded)
+}

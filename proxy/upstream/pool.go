@@ -28,8 +28,6 @@ const (
 	ConnectTimeout = 3 * time.Second
 	idleTimeout    = 55 * time.Second
 	maxAge         = 5 * time.Minute
-	// quietFor is how long a connection may lie idle before it is looked at ahead of its use.
-	quietFor = 10 * time.Millisecond
 )
 
 // Pool holds the connections to one upstream. At most max are open, idle ones included; at most maxPending exchanges
@@ -37,7 +35,7 @@ const (
 type Pool struct {
 	ID     string
 	Set    *balance.Set
-	Budget retry.Budget
+	Budget *retry.Budget
 
 	names  []string // endpoints as the document spells them
 	places []*place
@@ -69,7 +67,7 @@ type Options struct {
 }
 
 func newPool(u snapshot.Upstream, opts *Options) (*Pool, error) {
-	p := &Pool{ID: u.ID, names: u.Endpoints, opts: opts, max: u.Pool.MaxConnections, maxPending: u.Pool.MaxPending}
+	p := &Pool{ID: u.ID, Budget: new(retry.Budget), names: u.Endpoints, opts: opts, max: u.Pool.MaxConnections, maxPending: u.Pool.MaxPending}
 	if len(p.names) == 0 && u.Discovery.DNS != "" {
 		p.names = []string{u.Discovery.DNS}
 	}
@@ -93,6 +91,21 @@ func newPool(u snapshot.Upstream, opts *Options) (*Pool, error) {
 	return p, err
 }
 
+// adopt takes over what old, a pool of the same upstream under another definition, knows of the endpoints that both have,
+// and its budget. Connections stay with old: they may be of another kind.
+func (p *Pool) adopt(old *Pool) {
+	p.Budget = old.Budget
+	at := make(map[string]int, len(old.names))
+	for j, name := range old.names {
+		at[name] = j
+	}
+	for i, name := range p.names {
+		if j, ok := at[name]; ok {
+			p.Set.Adopt(i, old.Set, j)
+		}
+	}
+}
+
 // Name is the endpoint as the document spells it.
 func (p *Pool) Name(endpoint int) string { return p.names[endpoint] }
 
@@ -100,15 +113,15 @@ func (p *Pool) Name(endpoint int) string { return p.names[endpoint] }
 func (p *Pool) Mutual() bool { return p.mutual }
 
 // Acquire gets a connection, preferably an idle one to endpoint; when it had to wait it may be one to another endpoint.
-// careful asks for a look at the socket before a reused connection is given out.
-func (p *Pool) Acquire(endpoint int, careful, fresh bool, now, deadline time.Time) (*Conn, error) {
+// fresh asks for a new one. A reused connection is looked at right before it is given out, so write to it at once.
+func (p *Pool) Acquire(endpoint int, fresh bool, now, deadline time.Time) (*Conn, error) {
 	p.mu.Lock()
 	for !fresh {
 		c := p.pop(endpoint)
 		if c == nil {
 			break
 		}
-		if age := now.Sub(c.idle); age > idleTimeout || (careful || c.Suspect || age > quietFor) && !c.Alive() {
+		if now.Sub(c.idle) > idleTimeout || !c.quiet() {
 			p.open--
 			c.Conn.Close()
 			continue
@@ -178,6 +191,10 @@ func (p *Pool) wait(endpoint int, deadline time.Time) (*Conn, error) {
 }
 
 func (p *Pool) given(c *Conn, endpoint int, deadline time.Time) (*Conn, error) {
+	if c != nil && !c.quiet() {
+		c.Conn.Close()
+		c = nil
+	}
 	if c == nil {
 		return p.dial(endpoint, time.Now(), deadline)
 	}

@@ -72,17 +72,17 @@ func in(d time.Duration) time.Time { return time.Now().Add(d) }
 
 func TestPoolIsABulkhead(t *testing.T) {
 	_, p := one(t, snapshot.Upstream{ID: "u", Endpoints: []string{sink(t)}, Pool: snapshot.Pool{MaxConnections: 2, MaxPending: 1}}, Options{})
-	a, err := p.Acquire(0, false, false, time.Now(), in(time.Second))
+	a, err := p.Acquire(0, false, time.Now(), in(time.Second))
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := p.Acquire(0, false, false, time.Now(), in(time.Second))
+	b, err := p.Acquire(0, false, time.Now(), in(time.Second))
 	if err != nil {
 		t.Fatal(err)
 	}
 	got := make(chan *Conn, 1)
 	go func() {
-		c, err := p.Acquire(0, false, false, time.Now(), in(2*time.Second))
+		c, err := p.Acquire(0, false, time.Now(), in(2*time.Second))
 		if err != nil {
 			t.Error(err)
 		}
@@ -91,7 +91,7 @@ func TestPoolIsABulkhead(t *testing.T) {
 	for p.stats(time.Now()).Pending == 0 {
 		time.Sleep(time.Millisecond)
 	}
-	if _, err := p.Acquire(0, false, false, time.Now(), in(time.Second)); !errors.Is(err, ErrPoolFull) {
+	if _, err := p.Acquire(0, false, time.Now(), in(time.Second)); !errors.Is(err, ErrPoolFull) {
 		t.Fatalf("beyond the queue: %v", err)
 	}
 	p.Release(a, true, time.Now())
@@ -100,7 +100,7 @@ func TestPoolIsABulkhead(t *testing.T) {
 		t.Fatal("the released connection was not handed to the one who waited")
 	}
 	go func() {
-		c, err := p.Acquire(0, false, false, time.Now(), in(2*time.Second))
+		c, err := p.Acquire(0, false, time.Now(), in(2*time.Second))
 		if err != nil {
 			t.Error(err)
 		}
@@ -114,7 +114,7 @@ func TestPoolIsABulkhead(t *testing.T) {
 	if d == b || d.Reused {
 		t.Fatal("no new connection in the freed place")
 	}
-	if _, err := p.Acquire(0, false, false, time.Now(), in(30*time.Millisecond)); !errors.Is(err, ErrNoTime) {
+	if _, err := p.Acquire(0, false, time.Now(), in(30*time.Millisecond)); !errors.Is(err, ErrNoTime) {
 		t.Fatalf("waiting past the deadline: %v", err)
 	}
 	p.Release(c, true, time.Now())
@@ -133,7 +133,7 @@ func TestPoolCountsStayRightUnderContention(t *testing.T) {
 		go func() {
 			defer wg.Done()
 			for i := range 60 {
-				c, err := p.Acquire((g+i)%3, i%3 == 0, i%7 == 0, time.Now(), in(20*time.Millisecond))
+				c, err := p.Acquire((g+i)%3, i%7 == 0, time.Now(), in(20*time.Millisecond))
 				if err != nil {
 					continue
 				}
@@ -152,12 +152,12 @@ func TestPoolCountsStayRightUnderContention(t *testing.T) {
 
 func TestAnIdleConnectionOfAnotherEndpointMakesRoom(t *testing.T) {
 	_, p := one(t, snapshot.Upstream{ID: "u", Endpoints: []string{sink(t), sink(t)}, Pool: snapshot.Pool{MaxConnections: 1}}, Options{})
-	c, err := p.Acquire(0, false, false, time.Now(), in(time.Second))
+	c, err := p.Acquire(0, false, time.Now(), in(time.Second))
 	if err != nil {
 		t.Fatal(err)
 	}
 	p.Release(c, true, time.Now())
-	c, err = p.Acquire(1, false, false, time.Now(), in(time.Second))
+	c, err = p.Acquire(1, false, time.Now(), in(time.Second))
 	if err != nil || c.Endpoint != 1 {
 		t.Fatal(err)
 	}
@@ -166,7 +166,7 @@ func TestAnIdleConnectionOfAnotherEndpointMakesRoom(t *testing.T) {
 
 func TestOldConnectionsAreNotReused(t *testing.T) {
 	r, p := one(t, snapshot.Upstream{ID: "u", Endpoints: []string{sink(t)}}, Options{})
-	c, err := p.Acquire(0, false, false, time.Now(), in(time.Second))
+	c, err := p.Acquire(0, false, time.Now(), in(time.Second))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -174,7 +174,7 @@ func TestOldConnectionsAreNotReused(t *testing.T) {
 	if st := p.stats(time.Now()); st.Open != 0 {
 		t.Fatalf("past its maximum age: %+v", st)
 	}
-	c, _ = p.Acquire(0, false, false, time.Now(), in(time.Second))
+	c, _ = p.Acquire(0, false, time.Now(), in(time.Second))
 	p.Release(c, true, time.Now())
 	r.Sweep(time.Now().Add(idleTimeout + time.Second))
 	if st := p.stats(time.Now()); st.Open != 0 || st.Idle != 0 {
@@ -185,7 +185,7 @@ func TestOldConnectionsAreNotReused(t *testing.T) {
 func TestUnchangedUpstreamsKeepTheirPoolAndDroppedOnesLetGo(t *testing.T) {
 	u := snapshot.Upstream{ID: "u", Endpoints: []string{sink(t)}}
 	r, p := one(t, u, Options{})
-	busy, err := p.Acquire(0, false, false, time.Now(), in(time.Second))
+	busy, err := p.Acquire(0, false, time.Now(), in(time.Second))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -215,7 +215,7 @@ func TestForbiddenAddressesAreNotDialled(t *testing.T) {
 	strict := snapshot.Allow{Upstreams: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}
 	_, p := one(t, u, Options{Allow: strict, Lookup: lookup})
 	for i := range u.Endpoints {
-		if _, err := p.Acquire(i, false, false, time.Now(), in(time.Second)); !errors.Is(err, ErrForbidden) {
+		if _, err := p.Acquire(i, false, time.Now(), in(time.Second)); !errors.Is(err, ErrForbidden) {
 			t.Errorf("%s: %v", u.Endpoints[i], err)
 		}
 	}
@@ -289,7 +289,7 @@ func TestUpstreamTLSIsVerified(t *testing.T) {
 		"address as name":   {snapshot.TLS{CA: ca}, false},
 	} {
 		_, p := one(t, snapshot.Upstream{ID: name, Endpoints: []string{l.Addr().String()}, TLS: c.tls}, Options{})
-		conn, err := p.Acquire(0, false, false, time.Now(), in(2*time.Second))
+		conn, err := p.Acquire(0, false, time.Now(), in(2*time.Second))
 		if (err == nil) != c.ok {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -299,5 +299,41 @@ func TestUpstreamTLSIsVerified(t *testing.T) {
 	}
 	if _, err := NewRegistry(Options{}).Pools([]snapshot.Upstream{{ID: "x", Endpoints: []string{"a:1"}, TLS: snapshot.TLS{CA: "none"}}}); err == nil {
 		t.Error("a CA without a certificate was taken")
+	}
+}
+
+// An endpoint that is out for failing stays out when the definition of its upstream changes, so does the retry budget;
+// one that leaves the upstream and comes back begins anew.
+func TestWhatIsKnownOfAnEndpointOutlastsADefinition(t *testing.T) {
+	now := time.Now()
+	u := snapshot.Upstream{ID: "u", Endpoints: []string{"127.22.1.1:1", "127.22.1.1:2", "127.22.1.1:3"}}
+	r, p := one(t, u, Options{})
+	for range 10 {
+		p.Set.Begin(1)
+		p.Set.End(1, false, time.Millisecond, now)
+	}
+	if !p.Set.Ejected(1, now) {
+		t.Fatal("not ejected to begin with")
+	}
+	swap := func(endpoints ...string) *Pool {
+		t.Helper()
+		u.Endpoints = endpoints
+		pools, err := r.Pools([]snapshot.Upstream{u, {ID: "other", Endpoints: []string{"127.22.1.1:2"}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Retire(pools)
+		if pools[1].Set.Ejected(0, now) {
+			t.Fatal("one upstream's failures count against another")
+		}
+		return pools[0]
+	}
+	next := swap("127.22.1.1:2", "127.22.1.1:9")
+	if next == p || !next.Set.Ejected(0, now) || next.Set.Ejected(1, now) || next.Budget != p.Budget {
+		t.Fatal("an ejected endpoint came in again with a new definition")
+	}
+	swap("127.22.1.1:9")
+	if back := swap("127.22.1.1:2"); back.Set.Ejected(0, now) {
+		t.Fatal("what had left is still remembered")
 	}
 }

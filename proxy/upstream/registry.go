@@ -14,12 +14,13 @@ import (
 	"github.com/cellgate/cellgate/snapshot"
 )
 
-// Registry keeps pools over swaps of snapshots: an upstream whose definition did not change keeps its connections and
-// what is known of its endpoints.
+// Registry keeps pools over swaps of snapshots: an upstream whose definition did not change keeps its connections. What is
+// known of an endpoint lasts while its upstream has it, under whatever definition: an ejected one stays out.
 type Registry struct {
 	opts  Options
 	mu    sync.Mutex
 	pools map[string]*Pool // by content
+	last  map[string]*Pool // by id: the pool made last, among pools
 }
 
 // NewRegistry makes an empty registry.
@@ -27,7 +28,7 @@ func NewRegistry(opts Options) *Registry {
 	if opts.Lookup == nil {
 		opts.Lookup = net.DefaultResolver.LookupNetIP
 	}
-	return &Registry{opts: opts, pools: map[string]*Pool{}}
+	return &Registry{opts: opts, pools: map[string]*Pool{}, last: map[string]*Pool{}}
 }
 
 // Pools gives the pool of every upstream, in their order, making those that are new. It changes nothing on an error.
@@ -49,10 +50,16 @@ func (r *Registry) Pools(us []snapshot.Upstream) ([]*Pool, error) {
 		if err != nil {
 			return nil, err
 		}
+		if old := r.last[u.ID]; old != nil {
+			p.adopt(old)
+		}
 		out[i], made[key] = p, p
 	}
 	for key, p := range made {
 		r.pools[key] = p
+	}
+	for _, p := range out {
+		r.last[p.ID] = p
 	}
 	return out, nil
 }
@@ -70,6 +77,9 @@ func (r *Registry) Retire(keep []*Pool) {
 			continue
 		}
 		delete(r.pools, key)
+		if r.last[p.ID] == p {
+			delete(r.last, p.ID)
+		}
 		p.mu.Lock()
 		p.retired = true
 		p.mu.Unlock()

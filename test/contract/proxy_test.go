@@ -315,7 +315,8 @@ func ioCalls(t *testing.T, pid int) (n int) {
 	return n
 }
 
-// DESIGN section 8: read, write, read, write. A little room is for the process's own housekeeping.
+// DESIGN section 8: read, write, read, write. A little room is for the process's own housekeeping. The look at a reused
+// upstream connection ahead of the write (docs/adr/0012) is a recvfrom, which the kernel doesn't count here.
 func TestProxyNeedsFourSystemCallsPerPlainRequest(t *testing.T) {
 	addr := harness.FreeAddr(t)
 	doc := harness.WriteFile(t, "doc.yaml", proxyDocument(backend(t), "/v1/orders/{id}"))
