@@ -3,6 +3,7 @@
 package snapshot
 
 import (
+	"cmp"
 	"net/netip"
 	"time"
 
@@ -99,6 +100,7 @@ type Upstream struct {
 	Discovery Discovery `json:"discovery,omitzero"`
 	Balance   string    `json:"balance,omitempty"` // "p2c" (default), "round_robin", "least_requests"
 	Pool      Pool      `json:"pool,omitzero"`
+	Timeouts  Timeouts  `json:"timeouts,omitzero"`
 	TLS       TLS       `json:"tls,omitzero"`
 }
 
@@ -119,6 +121,24 @@ var defaultPool = Pool{MaxConnections: 512, MaxPending: 1024}
 
 // DefaultPool is the bulkhead of an upstream that declares none, per node.
 func DefaultPool() Pool { return defaultPool }
+
+// Timeouts bound the phases of one attempt (I6); zero values mean DefaultTimeouts'. The route's timeout bounds them all.
+type Timeouts struct {
+	Connect        time.Duration `json:"connect,omitempty"`         // TCP and TLS
+	ResponseHeader time.Duration `json:"response_header,omitempty"` // from the end of the request to the answer's head
+	Idle           time.Duration `json:"idle,omitempty"`            // between two pieces of the answer's body
+}
+
+// DefaultTimeouts are those of an upstream that declares none.
+var defaultTimeouts = Timeouts{Connect: 3 * time.Second, ResponseHeader: 60 * time.Second, Idle: 60 * time.Second}
+
+// DefaultTimeouts are those of an upstream that declares none.
+func DefaultTimeouts() Timeouts { return defaultTimeouts }
+
+// OrDefault fills in what is not declared.
+func (t Timeouts) OrDefault() Timeouts {
+	return Timeouts{cmp.Or(t.Connect, defaultTimeouts.Connect), cmp.Or(t.ResponseHeader, defaultTimeouts.ResponseHeader), cmp.Or(t.Idle, defaultTimeouts.Idle)}
+}
 
 // TLS says how the upstream is spoken to. The zero value is off on loopback and verified TLS otherwise.
 type TLS struct {

@@ -15,9 +15,10 @@ import (
 )
 
 var (
-	upstreamKeys  = []string{"id", "endpoints", "discovery", "balance", "lb", "pool", "tls"}
+	upstreamKeys  = []string{"id", "endpoints", "discovery", "balance", "lb", "pool", "timeouts", "tls"}
 	discoveryKeys = []string{"consul", "dns"}
 	poolKeys      = []string{"max_connections", "max_pending"}
+	timeoutKeys   = []string{"connect", "response_header", "idle"}
 	tlsKeys       = []string{"ca", "server_name", "client_cert"}
 	policyKeys    = []string{"id", "jwt", "api_key"}
 	jwtKeys       = []string{"issuer", "audience", "jwks", "scopes", "algorithms", "consumer_claim", "max_token_lifetime"}
@@ -49,6 +50,11 @@ func (d *decoder) upstream(n *yaml.Node, s spot, p *at) {
 	if n := o.get("pool"); n != nil {
 		if in, ok := d.object(n, p.child("pool"), poolKeys); ok {
 			u.Pool = in.pool()
+		}
+	}
+	if n := o.get("timeouts"); n != nil {
+		if in, ok := d.object(n, p.child("timeouts"), timeoutKeys); ok {
+			u.Timeouts = in.timeouts()
 		}
 	}
 	d.tls(o, &u.TLS)
@@ -138,6 +144,17 @@ func (o object) pool() Pool {
 		p.MaxPending = 0
 	}
 	return p
+}
+
+func (o object) timeouts() Timeouts {
+	read := func(key string, usual time.Duration) time.Duration {
+		v, _ := o.duration(key, time.Millisecond, MaxTimeout)
+		if v == usual {
+			return 0
+		}
+		return v
+	}
+	return Timeouts{read("connect", defaultTimeouts.Connect), read("response_header", defaultTimeouts.ResponseHeader), read("idle", defaultTimeouts.Idle)}
 }
 
 func (d *decoder) tls(o object, t *TLS) {

@@ -3,6 +3,7 @@ package snapshot
 import (
 	"bytes"
 	"fmt"
+	"time"
 
 	"go.yaml.in/yaml/v3"
 
@@ -67,6 +68,7 @@ type docUpstream struct {
 	Discovery *docDiscovery `yaml:"discovery,omitempty,flow"`
 	Balance   string        `yaml:"balance,omitempty"`
 	Pool      *docPool      `yaml:"pool,omitempty,flow"`
+	Timeouts  *docTimeouts  `yaml:"timeouts,omitempty,flow"`
 	TLS       any           `yaml:"tls,omitempty"`
 }
 
@@ -78,6 +80,12 @@ type docDiscovery struct {
 type docPool struct {
 	MaxConnections int `yaml:"max_connections,omitempty"`
 	MaxPending     int `yaml:"max_pending,omitempty"`
+}
+
+type docTimeouts struct {
+	Connect        string `yaml:"connect,omitempty"`
+	ResponseHeader string `yaml:"response_header,omitempty"`
+	Idle           string `yaml:"idle,omitempty"`
 }
 
 type docTLS struct {
@@ -201,6 +209,9 @@ func formatUpstream(u *Upstream) docUpstream {
 		v := docPool(u.Pool)
 		d.Pool = &v
 	}
+	if t := u.Timeouts; t != (Timeouts{}) {
+		d.Timeouts = &docTimeouts{optional(t.Connect), optional(t.ResponseHeader), optional(t.Idle)}
+	}
 	switch {
 	case u.TLS.Off:
 		d.TLS = "off"
@@ -208,6 +219,14 @@ func formatUpstream(u *Upstream) docUpstream {
 		d.TLS = docTLS{u.TLS.CA, u.TLS.ServerName, u.TLS.ClientCert}
 	}
 	return d
+}
+
+// optional writes a duration, and nothing for 0.
+func optional(d time.Duration) string {
+	if d == 0 {
+		return ""
+	}
+	return Duration(d)
 }
 
 func formatPolicy(p *Policy) docPolicy {

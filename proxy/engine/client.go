@@ -63,7 +63,6 @@ func bodyReason(err error) reason.Reason {
 const (
 	bodyGrace   = 10 * time.Second       // ahead of any rate
 	bodyRate    = 1 << 10                // bytes per second that a request body must reach after the grace
-	streamIdle  = 60 * time.Second       // between two pieces of an answer
 	smallBody   = 8 << 10                // is read whole ahead of forwarding, so that it can be sent again
 	lookAfter   = 200 * time.Millisecond // how often a wait for a head looks after the client
 	lookStream  = time.Second            // and one for more of a body

@@ -29,6 +29,7 @@ type forwarding struct {
 	sent bool   // a byte of this attempt may have reached the upstream
 	up   upload
 	took time.Time // start of the attempt
+	by   time.Time // when the answer's head must be there; zero while the request is under way
 	now  time.Time // the clock as it was last read: what takes no time needs no new reading
 }
 
@@ -105,7 +106,7 @@ func (f *forwarding) backOff() {
 
 // attempt sends the request to one endpoint and waits for the head of an answer. why is the reason if nothing follows.
 func (f *forwarding) attempt(i int, fresh bool) (retry.Result, reason.Reason) {
-	f.took, f.sent = f.now, false
+	f.took, f.by, f.sent = f.now, time.Time{}, false
 	f.x.Endpoint = i
 	pool, deadline := f.x.Pool, f.x.UpstreamDeadline(f.took)
 	pool.Set.Begin(i)
@@ -155,7 +156,7 @@ func (f *forwarding) send(deadline time.Time) error {
 	f.out = append(f.out, f.body...)
 	f.conn.ArmWrite(deadline)
 	if f.full {
-		f.conn.ArmRead(f.took, lookAfter, deadline)
+		f.conn.ArmRead(f.took, lookAfter, f.headBy(f.took, deadline))
 		n, err := f.conn.Send(f.out)
 		f.sent = n > 0
 		return err
@@ -167,15 +168,27 @@ func (f *forwarding) send(deadline time.Time) error {
 	return err
 }
 
+// headBy is when the answer's head must be there: the response-header time after the request was sent, at most deadline.
+func (f *forwarding) headBy(now, deadline time.Time) time.Time {
+	if f.by.IsZero() && f.up.finished() {
+		f.by = now.Add(f.x.Pool.Timeouts.ResponseHeader)
+	}
+	if f.by.IsZero() || deadline.Before(f.by) {
+		return deadline
+	}
+	return f.by
+}
+
 // await waits for the final head. It looks now and then whether the client is still there, and whether the upload has
 // failed; an upstream that answers early and stops reading is heard first (CASES G23).
 func (f *forwarding) await(deadline time.Time) (retry.Result, reason.Reason) {
 	interims := 0
 	for now := f.took; ; now = time.Now() { // the first round only takes what Send has found
-		if !now.Before(deadline) {
+		by := f.headBy(now, deadline)
+		if !now.Before(by) {
 			return retry.TimedOut, reason.UpstreamTimeout
 		}
-		f.conn.ArmRead(now, lookAfter, deadline)
+		f.conn.ArmRead(now, lookAfter, by)
 		err := f.conn.ReadHead()
 		switch {
 		case err == nil && f.conn.Response.Status >= 200:
@@ -358,7 +371,7 @@ func (f *forwarding) relay(kind http1.Body) (toClient, fromUpstream error) {
 // Meanwhile it looks whether the client is still there and whether the request's body has failed.
 func (f *forwarding) more() error {
 	begin := time.Now()
-	limit := begin.Add(streamIdle)
+	limit := begin.Add(f.x.Pool.Timeouts.Idle)
 	if f.x.Deadline.Before(limit) {
 		limit = f.x.Deadline
 	}

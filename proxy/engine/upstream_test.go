@@ -297,3 +297,63 @@ func TestNothingIsSmuggledBehindABody(t *testing.T) {
 		t.Fatal("the body's second part was a request")
 	}
 }
+
+// I6: connect, response-header and idle-stream times are the upstream's own, apart from the route's total.
+func TestEachPhaseOfAnAttemptHasItsOwnTimer(t *testing.T) {
+	timers := func(up, timeouts string) string {
+		return strings.Replace(plainDocument, `endpoints: ["UP"]`, `endpoints: ["`+up+`"], timeouts: {`+timeouts+`}`, 1)
+	}
+	silent := func(_ int, c *raw) { c.request(); c.request() }
+	dribble := func(_ int, c *raw) {
+		c.request()
+		for _, b := range []byte("HTTP/1.1 200 OK\r\nX-Slow: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\r\n") {
+			if _, err := c.Write([]byte{b}); err != nil {
+				return
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+	}
+	interims := func(_ int, c *raw) {
+		c.request()
+		for range 10 {
+			_, _ = io.WriteString(c, "HTTP/1.1 103 Early Hints\r\n\r\n")
+			time.Sleep(30 * time.Millisecond)
+		}
+		c.request()
+	}
+	for name, script := range map[string]func(int, *raw){"silence": silent, "a head byte by byte": dribble, "interim answers": interims} {
+		t.Run(name, func(t *testing.T) {
+			w := start(t, scripted(t, script), setup{document: timers("UP", "response_header: 120ms")})
+			began := time.Now()
+			res, body, _ := w.dial().send(get("/")).answer("GET")
+			problem(t, res, body, reason.UpstreamTimeout)
+			if took := time.Since(began); took < 100*time.Millisecond || took > 400*time.Millisecond {
+				t.Fatalf("took %v", took)
+			}
+		})
+	}
+	t.Run("the time of a long upload doesn't count", func(t *testing.T) {
+		up := scripted(t, func(_ int, c *raw) { c.request(); c.send(ok) })
+		w := start(t, up, setup{document: timers("UP", "response_header: 150ms")})
+		c := w.dial().send("POST / HTTP/1.1\r\nHost: a.example\r\nTransfer-Encoding: chunked\r\n\r\n")
+		for range 8 {
+			c.send("1\r\nx\r\n")
+			time.Sleep(50 * time.Millisecond)
+		}
+		if res, body, _ := c.send("0\r\n\r\n").answer("POST"); res.StatusCode != 200 || body != "ok" {
+			t.Fatalf("%d %q", res.StatusCode, body)
+		}
+	})
+	t.Run("a body that stops", func(t *testing.T) {
+		up := scripted(t, func(_ int, c *raw) {
+			c.request()
+			c.send("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc")
+			c.request()
+		})
+		w := start(t, up, setup{document: timers("UP", "idle: 120ms")})
+		began := time.Now()
+		if _, body, err := w.dial().send(get("/")).answer("GET"); err == nil || body != "abc" || time.Since(began) > time.Second {
+			t.Fatalf("%q %v after %v", body, err, time.Since(began))
+		}
+	})
+}

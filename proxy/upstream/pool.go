@@ -23,11 +23,10 @@ var (
 	ErrForbidden = errors.New("upstream: the address may not be dialled")
 )
 
-// Timers of connections (I6).
+// Timers of connections that carry no exchange.
 const (
-	ConnectTimeout = 3 * time.Second
-	idleTimeout    = 55 * time.Second
-	maxAge         = 5 * time.Minute
+	idleTimeout = 55 * time.Second
+	maxAge      = 5 * time.Minute
 )
 
 // Pool holds the connections to one upstream. At most max are open, idle ones included; at most maxPending exchanges
@@ -36,6 +35,8 @@ type Pool struct {
 	ID     string
 	Set    *balance.Set
 	Budget *retry.Budget
+	// Timeouts bound the phases of an attempt (I6).
+	Timeouts snapshot.Timeouts
 
 	names  []string // endpoints as the document spells them
 	places []*place
@@ -67,7 +68,7 @@ type Options struct {
 }
 
 func newPool(u snapshot.Upstream, opts *Options) (*Pool, error) {
-	p := &Pool{ID: u.ID, Budget: new(retry.Budget), names: u.Endpoints, opts: opts, max: u.Pool.MaxConnections, maxPending: u.Pool.MaxPending}
+	p := &Pool{ID: u.ID, Budget: new(retry.Budget), Timeouts: u.Timeouts.OrDefault(), names: u.Endpoints, opts: opts, max: u.Pool.MaxConnections, maxPending: u.Pool.MaxPending}
 	if len(p.names) == 0 && u.Discovery.DNS != "" {
 		p.names = []string{u.Discovery.DNS}
 	}
@@ -217,7 +218,7 @@ func (p *Pool) leave(w *waiter) bool {
 
 // dial opens a connection in a slot that is already counted.
 func (p *Pool) dial(endpoint int, now, deadline time.Time) (*Conn, error) {
-	if limit := now.Add(ConnectTimeout); limit.Before(deadline) {
+	if limit := now.Add(p.Timeouts.Connect); limit.Before(deadline) {
 		deadline = limit
 	}
 	ctx, cancel := context.WithDeadline(context.Background(), deadline)

@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -335,5 +336,35 @@ func TestWhatIsKnownOfAnEndpointOutlastsADefinition(t *testing.T) {
 	swap("127.22.1.1:9")
 	if back := swap("127.22.1.1:2"); back.Set.Ejected(0, now) {
 		t.Fatal("what had left is still remembered")
+	}
+}
+
+// A listener whose queue is full lets no connection be made: connecting ends at the upstream's own time, long before the
+// exchange's.
+func TestConnectingHasItsOwnTimer(t *testing.T) {
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Close(fd)
+	if err := syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 22, 1, 1}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Listen(fd, 0); err != nil {
+		t.Fatal(err)
+	}
+	name, _ := syscall.Getsockname(fd)
+	addr := netip.AddrPortFrom(netip.AddrFrom4(name.(*syscall.SockaddrInet4).Addr), uint16(name.(*syscall.SockaddrInet4).Port)).String()
+	for range 4 { // fill the queue
+		c, err := net.DialTimeout("tcp", addr, 50*time.Millisecond)
+		if err == nil {
+			defer c.Close()
+		}
+	}
+	_, p := one(t, snapshot.Upstream{ID: "u", Endpoints: []string{addr}, Timeouts: snapshot.Timeouts{Connect: 80 * time.Millisecond}}, Options{})
+	began := time.Now()
+	_, err = p.Acquire(0, false, began, in(5*time.Second))
+	if took := time.Since(began); err == nil || took < 60*time.Millisecond || took > time.Second {
+		t.Fatalf("%v after %v", err, took)
 	}
 }
