@@ -52,14 +52,15 @@ func TestBlobPutThatFailedAnywhereIsFinishedByTheNext(t *testing.T) {
 			s := &storetest.Faulty{Store: mem.New()}
 			blobs := store.NewBlobs(s)
 			s.Fail(at, persisted)
-			digest, err := blobs.Put(t.Context(), blob)
+			_, err := blobs.Put(t.Context(), blob)
 			if err == nil {
 				break // there is no such commit
 			}
 			if !errors.Is(err, storetest.ErrFault) {
 				t.Fatal(err)
 			}
-			if digest, err = blobs.Put(t.Context(), blob); err != nil {
+			digest, err := blobs.Put(t.Context(), blob)
+			if err != nil {
 				t.Fatalf("again, after commit %d (persisted: %v): %v", at, persisted, err)
 			}
 			if got, err := blobs.Get(t.Context(), digest); err != nil || !bytes.Equal(got, blob) {

@@ -1,3 +1,5 @@
+//lint:file-ignore SA1019 net/http has no successor of ServeConn, which takes over a connection whose first bytes were read.
+
 package engine
 
 import (
@@ -240,7 +242,7 @@ func (s *stream) end(trailers *http1.Head) error {
 	}
 	for i := range trailers.Fields() {
 		if f := &trailers.Fields()[i]; !f.Drop {
-			s.w.Header().Add(http2.TrailerPrefix+string(trailers.Name(f)), string(trailers.Value(f)))
+			s.w.Header().Add(http.TrailerPrefix+string(trailers.Name(f)), string(trailers.Value(f)))
 		}
 	}
 	return nil

@@ -1,3 +1,5 @@
+//lint:file-ignore SA1019 the test speaks HTTP/2 with prior knowledge over a connection of its own.
+
 package contract
 
 import (
