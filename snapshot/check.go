@@ -150,6 +150,7 @@ func ownerName(owner string) string { return cmp.Or(owner, "nobody") }
 // finish sorts the Config into its canonical order and the problems into the author's.
 func (d *decoder) finish() (*Config, problem.List) {
 	c := d.cfg
+	c.ids = d.ids
 	slices.SortFunc(c.Routes, func(a, b Route) int { return cmp.Compare(a.ID, b.ID) })
 	slices.SortFunc(c.Upstreams, func(a, b Upstream) int { return cmp.Compare(a.ID, b.ID) })
 	slices.SortFunc(c.Policies, func(a, b Policy) int { return cmp.Compare(a.ID, b.ID) })

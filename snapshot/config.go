@@ -23,6 +23,17 @@ type Config struct {
 	Samples   []Sample   `json:"samples,omitempty"`
 	// faulty holds the ids of routes that Decode left out because their match is not usable; empty in a valid Config.
 	faulty map[string]bool
+	// ids says where Decode found what; nil in a Config that comes from elsewhere.
+	ids map[name]spot
+}
+
+// RouteAt is where the route with that id stands; the zero Place when that is not known.
+func (c *Config) RouteAt(id string) Place {
+	s, ok := c.ids[name{kindRoute, id}]
+	if !ok {
+		return Place{}
+	}
+	return Place{s.file, s.line, s.path()}
 }
 
 // Faulty says that Decode reported problems in the match of the route with that id and left it out.

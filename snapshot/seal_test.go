@@ -87,6 +87,7 @@ func TestOpenGivesBackWhatWasSealed(t *testing.T) {
 	for i := range cfg.Samples {
 		cfg.Samples[i].At = Place{}
 	}
+	cfg.ids = nil
 	if !reflect.DeepEqual(cfg, again) {
 		t.Fatalf("got %+v\nwant %+v", again, cfg)
 	}

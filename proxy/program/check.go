@@ -29,11 +29,11 @@ func Check(cfg *snapshot.Config) problem.List {
 			return problem.List{{Path: "routes", Message: err.Error(), Hint: "this is a fault of the compiler; please report it"}}
 		}
 	}
+	problems := dear(cfg, b)
 	index, err := route.NewIndex([]*route.Table{b.Table()}, nil)
 	if err != nil {
 		return problem.List{{Path: "routes", Message: err.Error(), Hint: "this is a fault of the compiler; please report it"}}
 	}
-	var problems problem.List
 	for i := range cfg.Samples {
 		s := &cfg.Samples[i]
 		if cfg.Faulty(s.Expect.Route) {
@@ -44,6 +44,21 @@ func Check(cfg *snapshot.Config) problem.List {
 			p.Hint = "regionctl config explain " + s.Request.Method + " " + s.Request.URL + " shows why"
 			problems = append(problems, p)
 		}
+	}
+	return problems
+}
+
+// dear reports the hosts whose routes would make some look-up too long.
+func dear(cfg *snapshot.Config, b *route.Builder) (problems problem.List) {
+	for _, d := range b.Dear() {
+		id := cfg.Routes[d.Route].ID
+		at, host := cfg.RouteAt(id), d.Host
+		if host == "" {
+			host = "any host"
+		}
+		problems = append(problems, problem.Problem{File: at.File, Line: at.Line, Path: at.Path,
+			Message: fmt.Sprintf("the routes of %s, route %q among them, let one look-up cost %d steps, more than %d", host, id, d.Cost, route.MaxCost),
+			Hint:    "don't mix literals and parameters in the same positions again and again, and use fewer predicates on one path"})
 	}
 	return problems
 }

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -307,4 +308,22 @@ func TestPatternsThatDocumentsMayNameAreNormalForms(t *testing.T) {
 			t.Fatalf("%q is refused, but requests can have it: %v", raw, problems)
 		}
 	})
+}
+
+func TestRoutesThatMakeLookupsLongAreRefusedWithTheirLine(t *testing.T) {
+	doc := "version: v1\nupstreams: [{id: up, endpoints: [\"10.0.0.1:80\"]}]\nroutes:\n"
+	for n := range 1 << 9 {
+		p := ""
+		for i := range 9 {
+			p += []string{"/a", "/{x}"}[n>>i&1]
+		}
+		doc += fmt.Sprintf("  - {id: r%d, match: {host: a.example, path: %q}, upstream: up}\n", n, p)
+	}
+	_, problems := Validate([]snapshot.File{{Name: "doc.yaml", Data: []byte(doc)}}, snapshot.Allow{})
+	if len(problems) != 1 || problems[0].File != "doc.yaml" || problems[0].Line < 4 || !strings.HasPrefix(problems[0].Path, "routes[") {
+		t.Fatalf("%v", problems)
+	}
+	if !strings.Contains(problems[0].Message, "a.example") {
+		t.Fatal(problems[0].Message)
+	}
 }

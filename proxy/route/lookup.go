@@ -8,6 +8,7 @@ type walk struct {
 	req    *Request
 	method uint32
 	missed uint32 // methods of the routes that failed by their method alone
+	cost   int    // of the steps taken, by the measure of MaxCost
 	trace  func(Step)
 }
 
@@ -23,6 +24,7 @@ func (w *walk) find(root uint32) (route uint32, ok bool) {
 	var rests [MaxSegments + 1]string // what follows each of them
 	chain[0], rests[0] = root, string(w.req.Path)
 	depth := 0
+	w.cost += costNode
 	for rests[depth] != "" && depth < MaxSegments {
 		segment, after := cut(rests[depth])
 		c := w.t.child(chain[depth], segment)
@@ -30,6 +32,7 @@ func (w *walk) find(root uint32) (route uint32, ok bool) {
 			break
 		}
 		depth++
+		w.cost += costNode
 		chain[depth], rests[depth] = c, after
 	}
 	if rests[depth] == "" {
@@ -64,6 +67,7 @@ func (w *walk) parameter(ref uint32, rest string) (uint32, bool) {
 
 // below is the depth-first search for a full path: the literal child first, then the parameter.
 func (w *walk) below(ref uint32, rest string) (uint32, bool) {
+	w.cost += costNode
 	if rest == "" {
 		return w.ending(ref)
 	}
@@ -92,6 +96,7 @@ func (w *walk) rules(first uint32) (uint32, bool) {
 	}
 	for i := first - 1; ; i++ {
 		r := &w.t.rules[i]
+		w.cost += costRule
 		switch {
 		case !w.holds(r):
 			w.note(r, "predicate")
@@ -117,6 +122,7 @@ func (w *walk) note(r *rule, outcome string) {
 func (w *walk) holds(r *rule) bool {
 	for _, p := range w.t.preds[r.preds : r.preds+uint32(r.npreds)] {
 		name, want := w.t.str(p.name), w.t.str(p.value)
+		w.cost += p.cost()
 		if p.query {
 			if !queryHas(w.req.Query, name, want) {
 				return false
@@ -139,6 +145,9 @@ func queryHas(raw, name, want string) bool {
 	for raw != "" {
 		var pair string
 		pair, raw, _ = strings.Cut(raw, "&")
+		if name != "" && (pair == "" || pair[0] != name[0] && pair[0] != '%' && pair[0] != '+') {
+			continue
+		}
 		key, value, _ := strings.Cut(pair, "=")
 		if decodedEqual(key, name) {
 			return decodedEqual(value, want)

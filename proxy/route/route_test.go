@@ -377,3 +377,63 @@ func TestOneHostInTwoTablesIsRefused(t *testing.T) {
 		t.Fatal("accepted")
 	}
 }
+
+// No request, whatever its path, takes more steps than the builder says that its host's routes can cost.
+func TestNoLookupCostsMoreThanTheBound(t *testing.T) {
+	segment := rapid.SampledFrom([]string{"a", "a", "b", "{x}", "{x}"})
+	rapid.Check(t, func(t *rapid.T) {
+		b, dearest := NewBuilder(), 0
+		for i := range rapid.IntRange(1, 60).Draw(t, "routes") {
+			r := snapshot.Route{ID: fmt.Sprint(i)}
+			depth := rapid.IntRange(1, 7).Draw(t, "depth")
+			r.Match = snapshot.Match{Host: "a.test", Methods: methods.Draw(t, "methods"), Headers: pairs.Draw(t, "headers"), Query: pairs.Draw(t, "query")}
+			p := "/" + strings.Join(rapid.SliceOfN(segment, depth, depth).Draw(t, "segments"), "/")
+			if r.Match.Path = p; !strings.Contains(p, "{") && rapid.Bool().Draw(t, "prefix") {
+				r.Match.Path, r.Match.PathPrefix = "", p
+			}
+			if err := b.Add(&r); err != nil {
+				t.Fatal(err)
+			}
+		}
+		dearest, _ = b.cost(1)
+		table := b.Table()
+		for range 50 {
+			depth := rapid.IntRange(1, 7).Draw(t, "path depth")
+			p := "/" + strings.Join(rapid.SliceOfN(rapid.SampledFrom([]string{"a", "b", "c"}), depth, depth).Draw(t, "path"), "/")
+			w := walk{t: table, req: &Request{Method: "HEAD", Path: path.Clean(p), Query: "k=1", Headers: headers{"l": "2"}}, method: methodBit("HEAD")}
+			w.find(table.hosts[0].root)
+			if w.cost > dearest {
+				t.Fatalf("%s took %d steps, the bound is %d", p, w.cost, dearest)
+			}
+		}
+	})
+}
+
+// A team that publishes every mix of literals and parameters is refused before a look-up may visit thousands of nodes.
+func TestTablesWhoseLookupsWouldBranchTooOftenAreDear(t *testing.T) {
+	mix := func(depth int) *Builder {
+		b := NewBuilder()
+		for n := range 1 << depth {
+			p := ""
+			for i := range depth {
+				if n>>i&1 == 0 {
+					p += "/a"
+				} else {
+					p += "/{x}"
+				}
+			}
+			r := route(fmt.Sprint(n), "a.test", p, "GET")
+			if err := b.Add(&r); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return b
+	}
+	if d := mix(7).Dear(); len(d) != 0 {
+		t.Fatalf("%+v", d)
+	}
+	d := mix(9).Dear()
+	if len(d) != 1 || d[0].Host != "a.test" || d[0].Cost <= MaxCost {
+		t.Fatalf("%+v", d)
+	}
+}

@@ -85,6 +85,13 @@ type predicate struct {
 	query       bool
 }
 
+func (p *predicate) cost() int {
+	if p.query {
+		return costQuery
+	}
+	return costHeader
+}
+
 type span struct{ at, size uint32 }
 
 func (t *Table) str(s span) string { return t.text[s.at : s.at+s.size] }
