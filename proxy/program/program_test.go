@@ -315,7 +315,7 @@ func TestRoutesThatMakeLookupsLongAreRefusedWithTheirLine(t *testing.T) {
 	for n := range 1 << 9 {
 		p := ""
 		for i := range 9 {
-			p += []string{"/a", "/{x}"}[n>>i&1]
+			p += []string{"/a", fmt.Sprintf("/{x%d}", i)}[n>>i&1]
 		}
 		doc += fmt.Sprintf("  - {id: r%d, match: {host: a.example, path: %q}, upstream: up}\n", n, p)
 	}
