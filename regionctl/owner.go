@@ -1,7 +1,6 @@
 package regionctl
 
 import (
-	"bytes"
 	"fmt"
 	"net/netip"
 	"reflect"
@@ -15,9 +14,9 @@ import (
 // routes use, and the samples that expect its routes. Consumers, plans and tenants are everybody's: a team may repeat them,
 // not change them. Everything is then checked as one whole.
 func (d *draft) merge(old *snapshot.Config, at uint64) (*snapshot.Config, error) {
-	part, problems := snapshot.DecodeAlone(d.snapshotFiles(), d.allow)
+	part, places, problems := snapshot.DecodeAlone(d.snapshotFiles(), d.allow)
 	rest := others(old, d.owner)
-	problems = append(problems, d.foreign(part, old, rest)...)
+	problems = append(problems, d.foreign(part, places, old, rest)...)
 	if len(problems) > 0 {
 		return nil, invalid(problems)
 	}
@@ -91,25 +90,22 @@ func keep[T any](list []T, ok func(T) bool) []T {
 }
 
 // foreign lists what is in the team's documents and not the team's to say.
-func (d *draft) foreign(part, old, rest *snapshot.Config) problem.List {
+func (d *draft) foreign(part *snapshot.Config, at snapshot.Places, old, rest *snapshot.Config) problem.List {
 	var out problem.List
-	say := func(list, id, what, hint string) {
-		file, line := d.locate(id)
-		out = append(out, problem.Problem{File: file, Line: line, Path: fmt.Sprintf("%s[%s]", list, id), Message: what, Hint: hint})
-	}
+	say := func(list, id, key, what, hint string) { out = append(out, at.Problem(list, id, key, what, hint)) }
 	for _, r := range part.Routes {
 		if r.Owner != "" && r.Owner != d.owner {
-			say("routes", r.ID, fmt.Sprintf("owner is %q, not %q", r.Owner, d.owner), "a team publishes its own routes only")
+			say("routes", r.ID, "owner", fmt.Sprintf("is %q, not %q", r.Owner, d.owner), "a team publishes its own routes only")
 		}
 		for _, other := range rest.Routes {
 			if other.ID == r.ID {
-				say("routes", r.ID, fmt.Sprintf("the id is taken by a route of %q", other.Owner), "choose another id")
+				say("routes", r.ID, "id", fmt.Sprintf("%q is taken by a route of %q", r.ID, other.Owner), "choose another id")
 			}
 		}
 	}
 	shared := func(list, id string, changed bool) {
 		if changed {
-			say(list, id, "others use it, so it cannot be changed here", "publish the whole configuration, or choose another id")
+			say(list, id, "id", fmt.Sprintf("others use %q, so it cannot be changed here", id), "publish the whole configuration, or choose another id")
 		}
 	}
 	for _, u := range part.Upstreams {
@@ -165,18 +161,4 @@ func (d *draft) snapshotFiles() []snapshot.File {
 		files[i] = snapshot.File{Name: f.Name, Data: []byte(f.Data)}
 	}
 	return files
-}
-
-// locate finds the first line that names the id, for a problem that is only seen in the whole.
-func (d *draft) locate(id string) (file string, line int) {
-	for _, f := range d.snapshotFiles() {
-		n := 0
-		for text := range bytes.Lines(f.Data) {
-			n++
-			if bytes.Contains(text, []byte(id)) {
-				return f.Name, n
-			}
-		}
-	}
-	return d.files[0].Name, 1
 }

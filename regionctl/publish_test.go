@@ -186,11 +186,11 @@ samples:
 		t.Errorf("owners:\n%s", v.Document)
 	}
 	for name, c := range map[string]struct{ doc, say string }{
-		"another team's route":    {"version: v1\nroutes:\n  - {id: b9, match: {host: api.gw.test, path: /b9}, upstream: shared, owner: team-b}\n", `owner is "team-b"`},
-		"another team's id":       {"version: v1\nroutes:\n  - {id: b1, match: {host: api.gw.test, path: /zz}, upstream: shared}\n", "taken by a route of \"team-b\""},
-		"a shared upstream":       {"version: v1\nupstreams:\n  - {id: shared, endpoints: [\"127.0.0.1:1\"]}\nroutes:\n  - {id: a1, match: {host: api.gw.test, path: /a1}, upstream: shared}\n", "others use it"},
+		"another team's route":    {"version: v1\nroutes:\n  - {id: b9, match: {host: api.gw.test, path: /b9}, upstream: shared, owner: team-b}\n", `f0.yaml:3: routes[0].owner: is "team-b"`},
+		"another team's id":       {"version: v1\nroutes:\n  - {id: b1, match: {host: api.gw.test, path: /zz}, upstream: shared}\n", "f0.yaml:3: routes[0].id: \"b1\" is taken by a route of \"team-b\""},
+		"a shared upstream":       {"version: v1\nupstreams:\n  - {id: shared, endpoints: [\"127.0.0.1:1\"]}\nroutes:\n  - {id: a1, match: {host: api.gw.test, path: /a1}, upstream: shared}\n", "f0.yaml:3: upstreams[0].id: others use \"shared\""},
 		"another team's path":     {"version: v1\nroutes:\n  - {id: a1, match: {host: api.gw.test, path: /b1}, upstream: shared, owner: team-a}\n", "team-b"},
-		"a consumer of everybody": {"version: v1\nconsumers:\n  - {id: acme}\nroutes:\n  - {id: a1, match: {host: api.gw.test, path: /a1}, upstream: shared}\n", "others use it"},
+		"a consumer of everybody": {"version: v1\nconsumers:\n  - {id: acme}\nroutes:\n  - {id: a1, match: {host: api.gw.test, path: /a1}, upstream: shared}\n", "others use \"acme\""},
 	} {
 		if _, f := own(c.doc); f == nil || !strings.Contains(f.Error(), c.say) {
 			t.Errorf("%s: %v", name, f)

@@ -186,7 +186,7 @@ func (d *decoder) itemOf(section string) func(*yaml.Node, spot, *at) {
 	return nil
 }
 
-// id reads the item's id and claims it; ok is false when it was reported.
+// id reads the item's id and claims it; ok is false when it was reported. An id that is used twice is given all the same.
 func (d *decoder) id(o object, kind string, s spot) (string, bool) {
 	if o.get("id") == nil {
 		d.wrong(o.line, o.at.child("id"), "is missing", "every item needs an id")
@@ -202,7 +202,7 @@ func (d *decoder) id(o object, kind string, s spot) (string, bool) {
 	}
 	if first, taken := d.ids[name{kind, id}]; taken {
 		o.wrong("id", fmt.Sprintf("%q is used twice, first at %s", id, first), "ids are unique over all files")
-		return "", false
+		return id, false
 	}
 	d.ids[name{kind, id}] = s
 	return id, true

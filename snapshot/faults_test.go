@@ -131,3 +131,10 @@ func TestRoutesThatDifferAreNoConflict(t *testing.T) {
 		}
 	}
 }
+
+func TestATenantDefinedTwiceIsNamedByItsHosts(t *testing.T) {
+	_, problems := Decode([]File{{Name: "doc.yaml", Data: []byte("version: v1\ntenants: [{id: a, hosts: [x.test]}, {id: a, hosts: [x.test]}]\n")}}, Allow{})
+	if got := problems.Error(); strings.Contains(got, `""`) || !strings.Contains(got, `claimed by tenant "a" and`) {
+		t.Error(got)
+	}
+}

@@ -247,8 +247,17 @@ func formatTenant(t *Tenant) docTenant { return docTenant{t.ID, t.Hosts, t.Shard
 
 func formatSample(s *Sample) docSample { return docSample{docRequest(s.Request), docExpect(s.Expect)} }
 
+// Places says where the items of decoded documents stand.
+type Places struct{ ids map[name]spot }
+
+// Problem is a fault of the item that has this id in this list, at the key of it.
+func (p Places) Problem(list, id, key, message, hint string) problem.Problem {
+	s := p.ids[name{list, id}]
+	return problem.Problem{File: s.file, Line: s.line, Path: s.path() + "." + key, Message: message, Hint: hint}
+}
+
 // DecodeAlone is Decode for one part of a configuration: what its items refer to may stand elsewhere.
-func DecodeAlone(files []File, allow Allow) (*Config, problem.List) {
+func DecodeAlone(files []File, allow Allow) (*Config, Places, problem.List) {
 	d := newDecoder(allow)
 	for _, f := range files {
 		d.file(f)
@@ -257,5 +266,6 @@ func DecodeAlone(files []File, allow Allow) (*Config, problem.List) {
 		d.identityPolicies(i)
 	}
 	d.conflicts()
-	return d.finish()
+	cfg, problems := d.finish()
+	return cfg, Places{d.ids}, problems
 }

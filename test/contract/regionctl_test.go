@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -132,6 +133,7 @@ func TestRegionctlWrongUseExitsTwo(t *testing.T) {
 		"evacuate", "evacuate eu-west/a", "evacuate eu-west/a --reason x --over 2h --expires 1h", "evacuate eu-west/a us-east/a --reason x",
 		"status -o xml", "status --interval 1ms", "rollback", "rollback zero", "rollback 0", "dns explain api.gw.test", "explain", "explain /path/only",
 		"explain a b c", "audit --limit 0", "no-such-command", "cells show", "publish", "serve", "rollout status x", "restore",
+		"dns explain api.gw.test --client x", "evacuate eu-west/a --reason x --expires 10000h", "publish --owner team /dev/null --allow-upstreams x",
 	} {
 		if out := r.run(strings.Fields(line)...); out.Code != 2 || out.Stderr == "" || out.Stdout != "" {
 			t.Errorf("%s: exit %d, stdout %q, stderr %q", line, out.Code, out.Stdout, out.Stderr)
@@ -142,25 +144,24 @@ func TestRegionctlWrongUseExitsTwo(t *testing.T) {
 func TestRegionctlFailuresExitOneAndSayWhy(t *testing.T) {
 	r := newControlled(t)
 	for line, say := range map[string]string{
-		"evacuate mars/a --reason x":         "no cell or region",
-		"restore eu-west/a":                  "not evacuated",
-		"cells show mars/a":                  "no cell",
-		"rollback 7":                         "no version 7",
-		"config show 7":                      "no version 7",
-		"explain https://api.gw.test/":       "nothing has been published",
-		"publish /no/such/file.yaml":         "no such file",
-		"rollout pause":                      "none is under way",
-		"status --world /no/such/world":      "world.json",
-		"status --context nowhere":           "context",
-		"publish " + t.TempDir():             "no .yaml",
-		"dns explain api.gw.test --client x": "address or a prefix",
+		"evacuate mars/a --reason x":    "no cell or region",
+		"restore eu-west/a":             "not evacuated",
+		"cells show mars/a":             "no cell",
+		"rollback 7":                    "no version 7",
+		"config show 7":                 "no version 7",
+		"explain https://api.gw.test/":  "nothing has been published",
+		"publish /no/such/file.yaml":    "no such file",
+		"rollout pause":                 "none is under way",
+		"status --world /no/such/world": "world.json",
+		"status --context nowhere":      "context",
+		"publish " + t.TempDir():        "no .yaml",
 	} {
 		if out := r.run(strings.Fields(line)...); out.Code != 1 || !strings.Contains(out.Stderr, say) {
 			t.Errorf("%s: exit %d, stderr %q", line, out.Code, out.Stderr)
 		}
 	}
 	wrong := []string{"REGIONCTL_SERVER=" + r.server, "REGIONCTL_TOKEN=wrong", "REGIONCTL_CA=" + r.ca}
-	if out := harness.RunWith(t, wrong, "regionctl", "status"); out.Code != 1 || !strings.Contains(out.Stderr, "token") {
+	if out := harness.RunWith(t, wrong, "regionctl", "status"); out.Code != 1 || !strings.Contains(out.Stderr, "token of REGIONCTL_SERVER") {
 		t.Errorf("wrong token: exit %d, %q", out.Code, out.Stderr)
 	}
 	if out := harness.RunWith(t, []string{"REGIONCTL_SERVER=" + r.server, "REGIONCTL_TOKEN=" + controlledToken}, "regionctl", "status"); out.Code != 1 || !strings.Contains(out.Stderr, "certificate") {
@@ -245,6 +246,12 @@ func TestRegionctlReportsEveryProblemOfARefusedDocument(t *testing.T) {
 	for _, at := range []string{":3: ", ":4: ", ":6: "} {
 		if !strings.Contains(out.Stderr, name+at) {
 			t.Errorf("nothing at %s%s in\n%s", name, at, out.Stderr)
+		}
+	}
+	form := regexp.MustCompile(`^` + regexp.QuoteMeta(name) + `:[1-9][0-9]*: [a-z]+\[[0-9]+\]\S*: .+$`)
+	for _, line := range strings.Split(strings.TrimSuffix(out.Stderr, "\n"), "\n") {
+		if !form.MatchString(line) {
+			t.Errorf("not FILE:LINE: path.in.document: what is wrong (hint): %q", line)
 		}
 	}
 	if out := r.run("versions", "-o", "json"); strings.TrimSpace(out.Stdout) != "[]" {

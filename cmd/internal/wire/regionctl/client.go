@@ -82,7 +82,7 @@ func do[T any](ctx context.Context, c *client, method, path string, v any) (out 
 			return out, nil
 		}
 		if errors.As(err, &f) && f.Status < http.StatusInternalServerError {
-			return out, asExit(f)
+			return out, c.asExit(f)
 		}
 		lost = append(lost, fmt.Errorf("%s: %w", server, err))
 		if ctx.Err() != nil {
@@ -123,10 +123,17 @@ func (c *client) try(ctx context.Context, server, method, path, key string, body
 	return nil, f
 }
 
-// asExit gives a refusal by a safety rule its exit code.
-func asExit(f *regionctl.Fault) error {
-	if f.Refused {
+// asExit gives an answer of the API its exit code and says whose token was not taken.
+func (c *client) asExit(f *regionctl.Fault) error {
+	switch {
+	case f.Refused:
 		return &ExitError{Code: ExitRefused, Err: f}
+	case f.Status == http.StatusBadRequest:
+		return usage(f)
+	case f.Status == http.StatusUnauthorized && c.place.token == "":
+		return fmt.Errorf("%w, and %s gives no token", f, c.place.from)
+	case f.Status == http.StatusUnauthorized:
+		return fmt.Errorf("%w: the token of %s is not valid there", f, c.place.from)
 	}
 	return f
 }

@@ -152,7 +152,7 @@ func replaceFile(name string, text []byte) error {
 
 // formatted checks documents as a part of a configuration; addresses are left to validate.
 func formatted(cmd *cobra.Command, files []snapshot.File) ([]byte, error) {
-	cfg, problems := snapshot.DecodeAlone(files, snapshot.Loopback())
+	cfg, _, problems := snapshot.DecodeAlone(files, snapshot.Loopback())
 	if len(problems) > 0 {
 		if err := printProblems(cmd.ErrOrStderr(), problems); err != nil {
 			return nil, err

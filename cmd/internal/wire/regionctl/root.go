@@ -7,6 +7,8 @@ import (
 	"io"
 
 	"github.com/spf13/cobra"
+
+	"github.com/cellgate/cellgate/regionctl"
 )
 
 // The exit codes of every command (DESIGN, section 5).
@@ -72,6 +74,11 @@ func Main(args []string, stdout, stderr io.Writer) int {
 		}
 	case !begun:
 		code = ExitUsage
+	}
+	var f *regionctl.Fault
+	if errors.As(err, &f) && len(f.Problems) > 0 {
+		fmt.Fprintln(stderr, f.Problems) // as they are: FILE:LINE: path: what
+		return code
 	}
 	fmt.Fprintf(stderr, "%s: %v\n", cmd.CommandPath(), err)
 	return code
