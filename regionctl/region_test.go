@@ -69,6 +69,22 @@ func (g *gated) Watch(ctx context.Context, prefix string) <-chan store.Event {
 	return out
 }
 
+func TestAControllerThatKnowsNothingYetDoesNotSayVersionZero(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.globalGate = &gated{Store: w.global.Join()}
+	w.globalGate.lost.Store(true)
+	w.start("eu-west")
+	if code, f := w.ask("eu-west", "GET", "/v1/status", nil, nil); code != 503 || f.Reason != "starting" {
+		t.Errorf("status of a blind controller: %d %v", code, f)
+	}
+	w.globalGate.lost.Store(false)
+	w.eventually("status is answered", 5*time.Second, func() bool {
+		code, _ := w.ask("eu-west", "GET", "/v1/status", nil, nil)
+		return code == 200
+	})
+}
+
 // A region whose controller starts while the global store is gone serves a new node from its own copy.
 func TestRegionGoesOnWithItsCopyWhileTheGlobalStoreIsGone(t *testing.T) {
 	t.Parallel()
@@ -100,7 +116,11 @@ func TestRegionGoesOnWithItsCopyWhileTheGlobalStoreIsGone(t *testing.T) {
 	if code != 503 && code != 500 {
 		t.Errorf("an order without the global store: %d %v", code, f)
 	}
-	w.eventually("status says so", 5*time.Second, func() bool { return len(w.status("eu-west").Warnings) >= 2 })
+	w.eventually("status says so, and which version the nodes know", 5*time.Second, func() bool {
+		var s Status
+		code, _ := w.ask("eu-west", "GET", "/v1/status", nil, &s)
+		return code == 200 && len(s.Warnings) >= 2 && s.Version == 1
+	})
 	w.globalGate.lost.Store(false)
 	w.eventually("it leads again", 10*time.Second, func() bool { return w.regions["eu-west"].c.leading.Load() })
 	if p := w.publishRoutes("eu-west", 6); p.Version != 2 {

@@ -2,6 +2,7 @@ package regionctl
 
 import (
 	"fmt"
+	"net/http"
 	"time"
 
 	"github.com/cellgate/cellgate/capacity"
@@ -15,10 +16,22 @@ import (
 // silent is the age at which a node that reports every two seconds is said to be silent.
 const silent = 10 * time.Second
 
-func (c *Controller) getStatus(*call) (any, error) { return c.status(c.opt.Now()), nil }
+func (c *Controller) getStatus(*call) (any, error) {
+	s := c.status(c.opt.Now())
+	if s.Version == 0 && !c.intent.ready() {
+		return nil, fault(http.StatusServiceUnavailable, "starting", "The controller has just started",
+			"it has read no store and heard no node yet; ask again, or ask another region")
+	}
+	return s, nil
+}
 
 func (c *Controller) status(now time.Time) Status {
 	s := Status{Version: c.headNumber(), Rollout: c.currentRollout(), Nodes: c.nodeStatuses(now), Cells: c.cellStatuses(now), Regions: c.regionStatuses(now)}
+	if !c.intent.ready() { // the newest version that any node has heard of is the best there is
+		for _, n := range s.Nodes {
+			s.Version = max(s.Version, n.Known)
+		}
+	}
 	serving := 0
 	for _, n := range s.Nodes {
 		if n.Served == s.Version && n.AgeS >= 0 && n.AgeS < silent.Seconds() {
@@ -32,6 +45,9 @@ func (c *Controller) status(now time.Time) Status {
 
 func (c *Controller) warnings(regions []RegionStatus) []string {
 	var out []string
+	if !c.intent.ready() {
+		out = append(out, "this controller has not read the global store yet: the version is what its nodes say")
+	}
 	if c.globalSeen.lost.Load() {
 		out = append(out, "the global store does not answer: nothing can be published or ordered, the regions go on with their copies")
 	}
