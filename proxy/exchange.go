@@ -61,6 +61,7 @@ type Exchange struct {
 	Endpoint  int // of the last attempt; -1 before the first
 	Attempts  int
 	Waited    time.Duration // on the upstream
+	Cold      bool          // a connection was made for it
 	BytesIn   int64
 	BytesOut  int64
 	Truncated bool
@@ -103,7 +104,7 @@ func (x *Exchange) reset() {
 	x.host, x.path, x.query = "", "", ""
 	x.match, x.credentials, x.identity = program.Match{}, Credentials{}, Identity{}
 	x.Pool, x.Machine = nil, retry.Machine{}
-	x.Endpoint, x.Attempts, x.Waited, x.BytesIn, x.BytesOut, x.Truncated = -1, 0, 0, 0, 0, false
+	x.Endpoint, x.Attempts, x.Waited, x.Cold, x.BytesIn, x.BytesOut, x.Truncated = -1, 0, 0, false, 0, 0, false
 	x.Reason, x.Status, x.Upstream, x.Closing = reason.None, 0, nil, false
 	x.retryAfter, x.extras, x.text, x.body = 0, 0, x.text[:0], span{}
 }

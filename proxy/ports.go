@@ -27,6 +27,8 @@ type Credentials struct {
 	Authorization []byte           // value of the only Authorization header; nil when absent
 	APIKey        []byte           // value of the only X-API-Key header; nil when absent
 	Peer          netip.Addr       // the source that bad signatures are charged to
+	// Fresh is set when they were not known from before and had to be verified.
+	Fresh bool
 }
 
 // Identity is a verified caller. The zero value is anonymous.
@@ -93,4 +95,8 @@ type Record struct {
 	BytesIn    int64 // request body
 	BytesOut   int64 // response body
 	Truncated  bool  // the body ended before its end
+	// Service is the upstream that the exchange was for, also when it never got there; empty without a route.
+	Service string
+	// Cold: it waited for a new connection to the upstream, for keys, or for a credential to be verified the first time.
+	Cold bool
 }

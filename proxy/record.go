@@ -8,7 +8,7 @@ func (x *Exchange) record(now time.Time) {
 	*r = Record{Start: x.Start, Total: now.Sub(x.Start), Upstream: x.Waited, RequestID: x.ID(), Peer: x.Peer, Protocol: x.Protocol,
 		TLS: x.TLS, Method: text(x.Request.Method()), Host: x.host, Path: string(x.path), Status: x.Status, Reason: x.Reason,
 		Tenant: x.match.Tenant, Attempts: x.Attempts, User: x.identity.User, Consumer: x.identity.Consumer,
-		BytesIn: x.BytesIn, BytesOut: x.BytesOut, Truncated: x.Truncated}
+		BytesIn: x.BytesIn, BytesOut: x.BytesOut, Truncated: x.Truncated, Cold: x.Cold || x.Parked || x.credentials.Fresh}
 	if r.Path == "" && string(x.Request.Target()) == ReadyPath {
 		r.Path = ReadyPath
 	}
@@ -17,9 +17,12 @@ func (x *Exchange) record(now time.Time) {
 	}
 	if m := x.match.Route; m != nil {
 		r.Route, r.Owner = m.ID, m.Owner
+		if len(m.Branches) > 0 {
+			r.Service = x.table.program.Upstreams[m.Branches[0].Upstream].ID
+		}
 	}
 	if x.Pool != nil {
-		r.UpstreamID = x.Pool.ID
+		r.UpstreamID, r.Service = x.Pool.ID, x.Pool.ID
 		if x.Endpoint >= 0 {
 			r.Endpoint = x.Pool.Name(x.Endpoint)
 		}

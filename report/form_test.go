@@ -5,6 +5,7 @@ import (
 	"flag"
 	"os"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 )
@@ -21,6 +22,14 @@ func node() Node {
 	}
 }
 
+// full is a report with everything that was added to the form since.
+func full() Node {
+	n := node()
+	n.Services = []Stratum{{ID: "orders", Counts: Counts{Requests: 9, Auth: 4}, Cold: 2, Warm: Span{From: 80, Buckets: []uint32{1, 0, 6}}, Heavy: &Counts{Requests: 3, Auth: 3}}}
+	n.Hosts = []Stratum{{ID: "api.acme.example", Counts: Counts{Requests: 10, NoRoute: 1}}, {ID: Other, Counts: Counts{Requests: 3, NoRoute: 3}}}
+	return n
+}
+
 func probes() []Probe {
 	return []Probe{{From: "eu-west", Cell: "us-east/a", Node: "us-east/a/1", OK: false, Why: "connection refused", Latency: time.Millisecond}}
 }
@@ -34,7 +43,11 @@ func TestSentFormsStayReadable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for file, now := range map[string][]byte{"testdata/node.v1.json": n, "testdata/probes.v1.json": p} {
+	strata, err := EncodeNode(full())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for file, now := range map[string][]byte{"testdata/node.v1.json": n, "testdata/node.v1.strata.json": strata, "testdata/probes.v1.json": p} {
 		if *update {
 			if err := os.WriteFile(file, now, 0o644); err != nil {
 				t.Fatal(err)
@@ -54,13 +67,19 @@ func TestSentFormsStayReadable(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("node came back as %+v, %v", got, err)
 	}
+	want = full()
+	want.Form = Form
+	if got, err := DecodeNode(strata); err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("strata came back as %+v, %v", got, err)
+	}
 	if back, err := DecodeProbes(p); err != nil || back[0].Why != "connection refused" {
 		t.Errorf("probes came back as %+v, %v", back, err)
 	}
 }
 
 func TestAForeignFormIsRefused(t *testing.T) {
-	for _, in := range []string{``, `{}`, `{"form":2,"id":"a/b/1"}`, `{"form":1}`, `[]`, `{"form":1,"id":"x","latency":{"b":[-1]}}`} {
+	for _, in := range []string{``, `{}`, `{"form":2,"id":"a/b/1"}`, `{"form":1}`, `[]`, `{"form":1,"id":"x","latency":{"b":[-1]}}`,
+		`{"form":1,"id":"x","services":[{"id":""}]}`, `{"form":1,"id":"x","hosts":[` + strings.Repeat(`{"id":"a"},`, MaxStrata) + `{"id":"a"}]}`} {
 		if _, err := DecodeNode([]byte(in)); err == nil {
 			t.Errorf("%s was read", in)
 		}
@@ -75,12 +94,21 @@ func TestAForeignFormIsRefused(t *testing.T) {
 func FuzzDecode(f *testing.F) {
 	n, _ := EncodeNode(node())
 	p, _ := EncodeProbes(probes())
+	strata, _ := EncodeNode(full())
 	f.Add(n)
+	f.Add(strata)
 	f.Add(p)
 	f.Fuzz(func(t *testing.T, in []byte) {
 		if n, err := DecodeNode(in); err == nil {
 			n.Latency.Merge(n.Added)
 			n.Latency.Quantile(0.99)
+			for _, s := range n.Services {
+				s.Warm.Merge(Span{From: 3, Buckets: []uint32{1}})
+				s.Warm.Above(100)
+			}
+			if _, err := EncodeNode(n); err != nil {
+				t.Errorf("what was read can't be written: %v", err)
+			}
 		}
 		if ps, err := DecodeProbes(in); err == nil {
 			EncodeProbes(ps)

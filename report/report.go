@@ -78,6 +78,11 @@ type Node struct {
 	InFlight    int64         `json:"in_flight"`
 	CPU         time.Duration `json:"cpu_ns"` // process CPU time used in the window
 	RSS         int64         `json:"rss_bytes"`
+
+	// Services are the parts of the traffic by upstream, Hosts by the host that was asked for; sorted by id, at most
+	// MaxStrata each. Empty from nodes that don't tell them.
+	Services []Stratum `json:"services,omitempty"`
+	Hosts    []Stratum `json:"hosts,omitempty"`
 }
 
 // Probe is what one prober saw of one cell (or, with Node set, of one node) in one try.
@@ -94,6 +99,9 @@ type Probe struct {
 // EncodeNode gives the sent form.
 func EncodeNode(n Node) ([]byte, error) {
 	n.Form = Form
+	if err := n.bound(); err != nil {
+		return nil, fmt.Errorf("report: %w", err)
+	}
 	return json.Marshal(n)
 }
 
@@ -105,6 +113,9 @@ func DecodeNode(b []byte) (Node, error) {
 	}
 	if n.Form < 1 || n.Form > Form || n.ID == "" {
 		return Node{}, fmt.Errorf("report: form %d of node %q is not readable here", n.Form, n.ID)
+	}
+	if !n.fits() {
+		return Node{}, fmt.Errorf("report: the strata of node %q are beyond their bounds", n.ID)
 	}
 	return n, nil
 }

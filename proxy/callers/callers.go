@@ -93,7 +93,7 @@ func (a *Authenticator) token(c *proxy.Credentials, id *proxy.Identity, now time
 		return reason.AuthUnavailable, a.keys.Refetch(c.Policy.JWT.JWKS)
 	}
 	r, known := a.cache.Get(c.Tenant, v, keys, token, now)
-	if !known {
+	if c.Fresh = !known; !known {
 		r = a.verify(c, v, keys, string(token), now)
 	}
 	if r.Identity != nil {

@@ -120,6 +120,7 @@ func (f *forwarding) attempt(i int, fresh bool) (retry.Result, reason.Reason) {
 		f.x.Endpoint = c.Endpoint
 	}
 	f.conn = c
+	f.x.Cold = f.x.Cold || !c.Reused
 	f.x.Attempts++
 	if err := f.send(deadline); err != nil {
 		return f.broken(err, deadline)

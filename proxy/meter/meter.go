@@ -3,13 +3,14 @@
 //
 //	m := meter.New()                     // a proxy.Recorder
 //	registry.MustRegister(m)             // a prometheus.Collector
-//	window := m.Window()                 // counts since the last call, for report.Node
+//	window := m.Window(now)              // counts since the last call, for report.Node
 //
 // At the bound: maxRoutes pairs of tenant and route and maxCallers consumers have series of their own; newcomers are counted
-// under "other" until one that has been idle for an hour makes room.
+// under "other" until one that has been idle for an hour makes room. Upstreams and hosts of the report: see maxStrata.
 package meter
 
 import (
+	"hash/maphash"
 	"math/rand/v2"
 	"runtime"
 	"sync"
@@ -52,6 +53,11 @@ type Meter struct {
 	called *table[pair]
 	mask   uint32
 	shards []shard
+
+	seed     maphash.Seed
+	services kind
+	hosts    kind
+	expired  time.Time // written by: Window
 }
 
 var _ proxy.Recorder = (*Meter)(nil)
@@ -69,7 +75,10 @@ type shard struct {
 	window  Window
 	latency [report.SketchBuckets]uint32
 	added   [report.SketchBuckets]uint32
-	_       [64]byte
+	// Strata by their number; 0 is report.Other.
+	services [maxStrata + 1]*stratum
+	hosts    [maxStrata + 1]*stratum
+	_        [64]byte
 }
 
 // series are the counters of one tenant's route.
@@ -87,6 +96,8 @@ type Window struct {
 	Counts  report.Counts
 	Latency report.Sketch
 	Added   report.Sketch
+	// Services and Hosts are the parts of the traffic, at most toldStrata each.
+	Services, Hosts []report.Stratum
 }
 
 // New makes a meter with a few shards per core.
@@ -95,7 +106,8 @@ func New() *Meter {
 	for int(n) < 4*runtime.GOMAXPROCS(0) && n < 64 {
 		n *= 2
 	}
-	m := &Meter{bounds: bounds(), routes: newTable[pair](maxRoutes), called: newTable[pair](maxCallers), mask: n - 1, shards: make([]shard, n)}
+	m := &Meter{bounds: bounds(), routes: newTable[pair](maxRoutes), called: newTable[pair](maxCallers), mask: n - 1, shards: make([]shard, n),
+		seed: maphash.MakeSeed(), services: kind{ids: newTable[pair](maxStrata)}, hosts: kind{ids: newTable[pair](maxStrata)}}
 	for status := range m.code {
 		m.code[status] = uint8(len(codes()) + min(max(status/100, 1), 5) - 1)
 	}
@@ -115,6 +127,9 @@ func (m *Meter) Record(r *proxy.Record) {
 	if limited(r.Reason) {
 		caller = m.called.number(pair{r.Tenant, r.Consumer}, r.Start)
 	}
+	service, host := m.strataOf(r)
+	var what report.Counts
+	tally(&what, r)
 	s := &m.shards[rand.Uint32()&m.mask]
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -131,7 +146,8 @@ func (m *Meter) Record(r *proxy.Record) {
 	if r.User != "" || r.Consumer != "" {
 		s.known++
 	}
-	tally(&s.window.Counts, r)
+	s.window.Counts.Add(what)
+	s.stratify(m, service, host, &what, r)
 	s.latency[report.Bucket(r.Total)]++
 	s.added[report.Bucket(r.Total-r.Upstream)]++
 }
@@ -184,9 +200,10 @@ func tally(c *report.Counts, r *proxy.Record) {
 	}
 }
 
-// Window gives the counts since the last call and begins a new one.
-func (m *Meter) Window() Window {
+// Window gives the counts since the last call and begins a new one. It has one caller.
+func (m *Meter) Window(now time.Time) Window {
 	var w Window
+	services, hosts := sums{clients: map[clientOf]report.Counts{}}, sums{clients: map[clientOf]report.Counts{}}
 	for i := range m.shards {
 		s := &m.shards[i]
 		s.mu.Lock()
@@ -198,7 +215,14 @@ func (m *Meter) Window() Window {
 		s.window = Window{}
 		clear(s.latency[:])
 		clear(s.added[:])
+		services.take(&s.services)
+		hosts.take(&s.hosts)
 		s.mu.Unlock()
+	}
+	w.Services, w.Hosts = m.services.told(&services), m.hosts.told(&hosts)
+	if now.Sub(m.expired) > time.Minute {
+		m.expired = now
+		m.expire(now.Add(-idle))
 	}
 	return w
 }

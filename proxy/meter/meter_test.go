@@ -2,6 +2,7 @@ package meter
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"sync"
 	"testing"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/cellgate/cellgate/proxy"
 	"github.com/cellgate/cellgate/reason"
+	"github.com/cellgate/cellgate/report"
 )
 
 func record(status int, why reason.Reason) *proxy.Record {
@@ -123,11 +125,11 @@ func TestEveryReasonIsSomebodysOrNobodysFailure(t *testing.T) {
 		m.Record(record(c.status, c.why))
 	}
 	m.Record(&proxy.Record{Path: proxy.ReadyPath, Status: 200})
-	c := m.Window().Counts
+	c := m.Window(time.Now()).Counts
 	if c.Requests != 19 || c.Upstream != 3 || c.Gateway != 3 || c.Shed != 1 || c.Auth != 3 || c.NoRoute != 2 || c.Limited != 2 {
 		t.Errorf("%+v", c)
 	}
-	if w := m.Window(); w.Counts.Requests != 0 || w.Latency.Count() != 0 {
+	if w := m.Window(time.Now()); w.Counts.Requests != 0 || w.Latency.Count() != 0 {
 		t.Error("a window is told twice")
 	}
 }
@@ -151,7 +153,7 @@ func TestNothingIsLostBetweenWindowsUnderLoad(t *testing.T) {
 			last = true
 		default:
 		}
-		w := m.Window()
+		w := m.Window(time.Now())
 		requests, latencies, added = requests+w.Counts.Requests, latencies+w.Latency.Count(), added+w.Added.Count()
 	}
 	if requests != 20_000 || latencies != 20_000 || added != 20_000 {
@@ -159,18 +161,92 @@ func TestNothingIsLostBetweenWindowsUnderLoad(t *testing.T) {
 	}
 }
 
-func TestRecordDoesNotAllocate(t *testing.T) {
-	m, r := New(), record(200, reason.None)
-	for range 1000 {
+func find(all []report.Stratum, id string) report.Stratum {
+	for _, s := range all {
+		if s.ID == id {
+			return s
+		}
+	}
+	return report.Stratum{}
+}
+
+func TestStrataAddUpToTheWindowAndTellColdAndHeavyApart(t *testing.T) {
+	m := New()
+	for i := range 300 {
+		r := record(200, reason.None)
+		r.Service, r.Host, r.Cold = "orders", "api.acme.example", i%3 == 0
+		r.User = fmt.Sprint("user", i%50)
+		switch {
+		case i%10 == 0:
+			r.Status, r.Reason, r.User = 401, reason.TokenInvalid, "hammer"
+		case i%25 == 1:
+			r.Status = 502
+		}
 		m.Record(r)
 	}
-	if n := testing.AllocsPerRun(1000, func() { m.Record(r) }); n != 0 {
+	for range 7 { // a host that is nobody's, and one that is somebody's
+		m.Record(&proxy.Record{Start: time.Now(), Host: "made.up", Status: 404, Reason: reason.NoRoute})
+		m.Record(&proxy.Record{Start: time.Now(), Host: "api.acme.example", Status: 404, Reason: reason.NoRoute})
+	}
+	w := m.Window(time.Now())
+	orders, host, other := find(w.Services, "orders"), find(w.Hosts, "api.acme.example"), find(w.Hosts, report.Other)
+	if len(w.Services) != 1 || orders.Requests != 300 || orders.Auth != 30 || orders.Upstream != 12 || orders.Cold != 100 || orders.Warm.Count() != 200 {
+		t.Errorf("%+v", w.Services)
+	}
+	if orders.Heavy == nil || orders.Heavy.Auth != 30 || orders.Heavy.Requests != 30 {
+		t.Errorf("heaviest client %+v", orders.Heavy)
+	}
+	if len(w.Hosts) != 2 || host.Requests != 307 || host.NoRoute != 7 || other.NoRoute != 7 || host.Warm.Count() != 0 {
+		t.Errorf("%+v", w.Hosts)
+	}
+	if again := m.Window(time.Now()); len(again.Services)+len(again.Hosts) != 0 {
+		t.Errorf("told twice: %+v", again)
+	}
+}
+
+func TestStrataAreBoundedAndTheLargestAreTold(t *testing.T) {
+	m := New()
+	for i := range 20_000 {
+		r := record(200, reason.None)
+		r.Service, r.Host = fmt.Sprint("s", i%1000), fmt.Sprint("h", i)
+		if i%2 == 0 {
+			r.Service, r.Host = "big", "big"
+		}
+		m.Record(r)
+	}
+	w := m.Window(time.Now())
+	if len(w.Services) != toldStrata || len(w.Hosts) != toldStrata {
+		t.Fatalf("%d services, %d hosts", len(w.Services), len(w.Hosts))
+	}
+	var sum uint64
+	for _, s := range w.Services {
+		sum += s.Requests
+	}
+	if sum != 20_000 || find(w.Services, "big").Requests != 10_000 || find(w.Hosts, "big").Requests != 10_000 || find(w.Services, report.Other).Requests == 0 {
+		t.Errorf("%d requests, services %+v", sum, w.Services[0])
+	}
+	raw, err := report.EncodeNode(report.Node{ID: "a/b/1", Services: w.Services, Hosts: w.Hosts})
+	if err != nil || len(raw) > report.MaxBytes+1024 {
+		t.Errorf("%d bytes, %v", len(raw), err)
+	}
+}
+
+func TestRecordDoesNotAllocate(t *testing.T) {
+	m, r, bad := New(), record(200, reason.None), record(401, reason.TokenInvalid)
+	r.Service, r.Host, r.User = "orders", "api", "ann"
+	bad.Service, bad.Host, bad.Consumer, bad.Peer = "orders", "api", "", netip.MustParseAddr("192.0.2.1")
+	for range 1000 {
+		m.Record(r)
+		m.Record(bad)
+	}
+	if n := testing.AllocsPerRun(1000, func() { m.Record(r); m.Record(bad) }); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
 }
 
 func BenchmarkRecord(b *testing.B) {
 	m, r := New(), record(200, reason.None)
+	r.Service, r.Host, r.User = "orders", "api.acme.example", "ann"
 	b.ReportAllocs()
 	b.RunParallel(func(pb *testing.PB) {
 		for pb.Next() {

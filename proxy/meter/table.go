@@ -43,6 +43,14 @@ func (t *table[K]) number(k K, now time.Time) int {
 	return p.number
 }
 
+// find is the number of a key that has one, else 0.
+func (t *table[K]) find(k K) int {
+	if p := (*t.keys.Load())[k]; p != nil {
+		return p.number
+	}
+	return 0
+}
+
 func (t *table[K]) add(k K, now time.Time) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -14,10 +14,10 @@ import (
 type usage struct{ cpu time.Duration }
 
 // observe says what the node saw since the last call.
-func (n *worldNode) observe(time.Time) report.Node {
-	w := n.meter.Window()
+func (n *worldNode) observe(now time.Time) report.Node {
+	w := n.meter.Window(now)
 	return report.Node{
-		Ready: n.server.Ready(), Counts: w.Counts, Latency: w.Latency, Added: w.Added,
+		Ready: n.server.Ready(), Counts: w.Counts, Latency: w.Latency, Added: w.Added, Services: w.Services, Hosts: w.Hosts,
 		Connections: n.server.Connections.Load(), InFlight: n.server.InFlight.Load(),
 		CPU: n.used.since(), RSS: rss(),
 	}
