@@ -194,7 +194,7 @@ func (f *forwarding) await(deadline time.Time) (retry.Result, reason.Reason) {
 		switch {
 		case err == nil && f.conn.Response.Status >= 200:
 			if f.surplus() {
-				return retry.Invalid, reason.UpstreamInvalid
+				return retry.Stale, reason.UpstreamInvalid
 			}
 			return retry.Answered, reason.None
 		case err == nil:
@@ -320,10 +320,10 @@ func (f *forwarding) doubtful(kind http1.Body) bool {
 }
 
 // surplus says whether more than the answer came at once on a connection that had carried an exchange before. Which of
-// it answers this request is anyone's guess.
+// it answers this request can't be known: one that may be repeated asks again on a new connection, which has no past.
 func (f *forwarding) surplus() bool {
-	res := &f.conn.Response
-	if !f.conn.Reused || f.x.Head() || res.Length < 0 || res.Status == 204 || res.Status == 304 {
+	res, m := &f.conn.Response, &f.x.Machine
+	if !f.conn.Reused || !m.Idempotent || !m.Replayable || f.x.Head() || res.Length < 0 || res.Status == 204 || res.Status == 304 {
 		return false
 	}
 	return int64(len(f.conn.Buffered())) > res.Length

@@ -357,3 +357,36 @@ func TestEachPhaseOfAnAttemptHasItsOwnTimer(t *testing.T) {
 		}
 	})
 }
+
+// An upstream that sends more than it says is asked again on a new connection, where the first answer can only be the right
+// one; what can't be repeated gets the answer that came.
+func TestSurplusOnAReusedConnectionIsAskedAgain(t *testing.T) {
+	var conns atomic.Int32
+	up := scripted(t, func(n int, c *raw) {
+		conns.Store(int32(n))
+		for {
+			req, _, alive := c.request()
+			switch {
+			case !alive:
+				return
+			case req.URL.Path == "/sloppy":
+				c.send(fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n%d\r\n", n))
+			default:
+				c.send(ok)
+			}
+		}
+	})
+	w := start(t, up, setup{})
+	for _, method := range []string{"GET", "POST"} {
+		c := w.dial().send(get("/"))
+		c.answer("GET")
+		before := conns.Load()
+		res, body, err := c.send(method + " /sloppy HTTP/1.1\r\nHost: a.example\r\nContent-Length: 0\r\n\r\n").answer(method)
+		if err != nil || res.StatusCode != 200 {
+			t.Fatalf("%s: %v %d", method, err, res.StatusCode)
+		}
+		if again := body != fmt.Sprint(before); again != (method == "GET") {
+			t.Fatalf("%s: answered by connection %s, the reused one was %d", method, body, before)
+		}
+	}
+}
