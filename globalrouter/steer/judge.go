@@ -71,6 +71,9 @@ func (w *work) kind(c int, ramp time.Duration) {
 	default:
 		cell.kind = holding
 	}
+	if state == cells.Evacuating || state == cells.Evacuated {
+		w.next.Plan.Cells[c].Evacuation = order.Started.UnixMilli()
+	}
 	if state == cells.Restoring {
 		cell.ramp = min(cell.ramp, rising(w.now.Sub(order.Ended()), ramp))
 	}

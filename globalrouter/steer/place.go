@@ -53,12 +53,19 @@ func (k kind) rank() int {
 	return [...]int{dead: 3, evacuated: 2, evacuating: 2, holding: 1, live: 0}[k]
 }
 
+// bestRank is the rank of the set's best receiver. The kinds are settled when it is first asked for.
 func (w *work) bestRank(set int) int {
-	best := 3
-	for _, c := range w.next.Plan.Sets[set].Cells {
-		best = min(best, w.cells[c].kind.rank())
+	if w.best == nil {
+		w.best = make([]int, len(w.next.Plan.Sets))
 	}
-	return best
+	if w.best[set] == 0 {
+		best := 3
+		for _, c := range w.next.Plan.Sets[set].Cells {
+			best = min(best, w.cells[c].kind.rank())
+		}
+		w.best[set] = best + 1
+	}
+	return w.best[set] - 1
 }
 
 func (w *work) usable(set int) bool { return w.bestRank(set) < 3 }

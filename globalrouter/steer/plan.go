@@ -34,6 +34,10 @@ type Plan struct {
 	// Rows[set][locality] are the slots of one atom: the pair of a shard set and a locality.
 	Rows [][]Row `json:"rows"`
 
+	// Fallbacks are the rows that differ when a whole cell or region is lost, for routers without a leader, sorted by Lost.
+	// A loss that would change no row, and one beyond the bound (see fallbacks), has none.
+	Fallbacks []Fallback `json:"fallbacks,omitempty"`
+
 	// AllDown: nothing was usable, so the plan answers as if everything were up (P9).
 	AllDown bool `json:"all_down,omitempty"`
 	// Unplaced names what found no room, bulk first (P5).
@@ -44,6 +48,21 @@ type Plan struct {
 type Cell struct {
 	ID        cells.CellID `json:"id"`
 	Addresses []netip.Addr `json:"addresses"`
+	// Evacuation is when the order began that the rows follow, in Unix milliseconds; 0 = none stands.
+	Evacuation int64 `json:"evacuation_ms,omitempty"`
+}
+
+// Fallback is what the plan would be without a cell or region.
+type Fallback struct {
+	Lost string   `json:"lost"` // a cell id or a region id
+	Rows []Detour `json:"rows"`
+}
+
+// Detour is the row of one atom in a fallback.
+type Detour struct {
+	Set      int `json:"set"`      // index of Plan.Sets
+	Locality int `json:"locality"` // index of Plan.Localities
+	Row      Row `json:"row"`
 }
 
 // Locality is a place that clients come from.

@@ -56,6 +56,18 @@ func (r *Row) UnmarshalJSON(raw []byte) error {
 	return nil
 }
 
+// printed is about how many bytes the row takes in JSON.
+func (r Row) printed() int {
+	const run = 8 // "123*128 "
+	n := run
+	for i := 1; i < len(r); i++ {
+		if r[i] != r[i-1] {
+			n += run
+		}
+	}
+	return n
+}
+
 // count is how many slots the cell owns.
 func (r Row) count(cell int) (n int) {
 	for _, c := range r {

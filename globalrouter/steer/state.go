@@ -42,6 +42,9 @@ type State struct {
 	Started  time.Time `json:"started,omitzero"`
 	Stepped  time.Time `json:"stepped,omitzero"` // the last step
 	Moved    time.Time `json:"moved,omitzero"`   // the last step that moved a slot
+	// FallbackDue is how many of the plan's fallbacks are still to be made anew, from the one of FallbackNext on in the order of ids.
+	FallbackDue  int    `json:"fallback_due,omitempty"`
+	FallbackNext string `json:"fallback_next,omitempty"`
 	// Refused says why the last step kept the old plan although it was asked for another; empty otherwise.
 	Refused string `json:"refused,omitempty"`
 }
@@ -54,6 +57,7 @@ type CellState struct {
 	Order      time.Time `json:"evacuation,omitzero"`   // Started of the evacuation that Held belongs to
 	Held       [][]int   `json:"held_slots,omitempty"`  // slots held when that evacuation began, by set and locality
 	Granted    int64     `json:"granted_m256,omitzero"` // for people: granted load × 256 after the last step
+	Room       int64     `json:"room_m256,omitzero"`    // what the fallbacks took the cell to have room for, see work.room
 }
 
 // CellLoad is what a cell's nodes measured together. Shed, refused and failed requests count as load.

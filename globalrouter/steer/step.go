@@ -3,6 +3,7 @@ package steer
 import (
 	"fmt"
 	"reflect"
+	"slices"
 	"time"
 )
 
@@ -42,6 +43,10 @@ func (w *work) publish(old *State) State {
 	p.AllDown = w.allDown
 	p.Unplaced = w.unplaced
 	p.Epoch, p.Number, p.Created = old.Plan.Epoch, old.Plan.Number, old.Plan.Created
+	if sameLayout(p, &old.Plan) {
+		p.Fallbacks = old.Plan.Fallbacks
+	}
+	w.fallBack(old, w.drifted(old.Plan.Created) || !sameContent(p, &old.Plan))
 	if w.in.Epoch != old.Plan.Epoch || !sameContent(p, &old.Plan) {
 		p.Epoch, p.Number, p.Created = w.in.Epoch, old.Plan.Number+1, w.now
 		if err := p.Validate(); err != nil {
@@ -67,4 +72,11 @@ func sameContent(a, b *Plan) bool {
 	}
 	x.Unplaced, y.Unplaced = nil, nil
 	return reflect.DeepEqual(x, y)
+}
+
+// sameLayout says whether the indices of cells, localities and sets mean the same in both plans.
+func sameLayout(a, b *Plan) bool {
+	return slices.EqualFunc(a.Cells, b.Cells, func(x, y Cell) bool { return x.ID == y.ID }) &&
+		slices.EqualFunc(a.Localities, b.Localities, func(x, y Locality) bool { return x.ID == y.ID }) &&
+		slices.EqualFunc(a.Sets, b.Sets, func(x, y Set) bool { return x.ID == y.ID && slices.Equal(x.Cells, y.Cells) })
 }

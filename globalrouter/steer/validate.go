@@ -3,6 +3,7 @@ package steer
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -12,6 +13,7 @@ const (
 	maxLocalities = 65536
 	maxSets       = 16384
 	maxNames      = 1 << 20
+	maxDetours    = 1 << 17 // rows of all fallbacks together: 64 MB in a router
 	maxTTL        = 7 * 24 * 3600
 )
 
@@ -55,7 +57,7 @@ func (p *Plan) Validate() error {
 	case len(p.Rows) != len(p.Sets):
 		return fmt.Errorf("plan: rows of %d sets, not of %d", len(p.Rows), len(p.Sets))
 	}
-	for _, check := range []func() error{p.validCells, p.validLocalities, p.validRows, p.validNames} {
+	for _, check := range []func() error{p.validCells, p.validLocalities, p.validRows, p.validNames, p.validFallbacks} {
 		if err := check(); err != nil {
 			return err
 		}
@@ -105,25 +107,85 @@ func (p *Plan) validRows() error {
 			return fmt.Errorf("plan: set %q is doubled, has no cells, or has rows for %d of %d localities", set.ID, len(p.Rows[s]), len(p.Localities))
 		}
 		seen[set.ID] = true
-		member := make([]bool, len(p.Cells))
 		for _, c := range set.Cells {
 			if int(c) >= len(p.Cells) {
 				return fmt.Errorf("plan: set %q names cell %d of %d", set.ID, c, len(p.Cells))
 			}
-			member[c] = true
 		}
+		member := p.members(s)
 		for l, row := range p.Rows[s] {
-			if len(row) != Slots {
-				return fmt.Errorf("plan: row of %q at %q has %d slots, not %d", set.ID, p.Localities[l].ID, len(row), Slots)
+			if err := p.validRow(s, l, row, member); err != nil {
+				return err
 			}
-			for _, c := range row {
-				if int(c) >= len(member) || !member[c] {
-					return fmt.Errorf("plan: row of %q at %q names cell %d, which is not in the set", set.ID, p.Localities[l].ID, c)
+		}
+	}
+	return nil
+}
+
+// members says of each cell whether it is in the set.
+func (p *Plan) members(set int) []bool {
+	member := make([]bool, len(p.Cells))
+	for _, c := range p.Sets[set].Cells {
+		member[c] = true
+	}
+	return member
+}
+
+func (p *Plan) validRow(s, l int, row Row, member []bool) error {
+	if len(row) != Slots {
+		return fmt.Errorf("plan: row of %q at %q has %d slots, not %d", p.Sets[s].ID, p.Localities[l].ID, len(row), Slots)
+	}
+	for _, c := range row {
+		if int(c) >= len(member) || !member[c] {
+			return fmt.Errorf("plan: row of %q at %q names cell %d, which is not in the set", p.Sets[s].ID, p.Localities[l].ID, c)
+		}
+	}
+	return nil
+}
+
+// validFallbacks wants each loss once, each of its atoms once, and no row that names a cell that is lost.
+func (p *Plan) validFallbacks() error {
+	at := p.losses()
+	member := make([][]bool, len(p.Sets))
+	last, rows := "", 0
+	for _, f := range p.Fallbacks {
+		if rows += len(f.Rows); at[f.Lost] == nil || f.Lost <= last || rows > maxDetours {
+			return fmt.Errorf("plan: fallback for %q: no such cell or region, out of order, or more than %d rows", f.Lost, maxDetours)
+		}
+		last = f.Lost
+		done := -1
+		for _, d := range f.Rows {
+			if d.Set < 0 || d.Set >= len(p.Sets) || d.Locality < 0 || d.Locality >= len(p.Localities) || d.Set*len(p.Localities)+d.Locality <= done {
+				return fmt.Errorf("plan: fallback for %q: set %d, locality %d does not exist or is out of order", f.Lost, d.Set, d.Locality)
+			}
+			done = d.Set*len(p.Localities) + d.Locality
+			if member[d.Set] == nil {
+				member[d.Set] = p.members(d.Set)
+			}
+			if err := p.validRow(d.Set, d.Locality, d.Row, member[d.Set]); err != nil {
+				return fmt.Errorf("fallback for %q: %w", f.Lost, err)
+			}
+			for _, c := range at[f.Lost] {
+				if slices.Contains(d.Row, uint16(c)) {
+					return fmt.Errorf("plan: fallback for %q names its cell %s", f.Lost, p.Cells[c].ID)
 				}
 			}
 		}
 	}
 	return nil
+}
+
+// losses maps each cell id and region id to the cells that are gone with it, in the order of the plan.
+func (p *Plan) losses() map[string][]int {
+	out := make(map[string][]int, 2*len(p.Cells))
+	for c := range p.Cells {
+		id := p.Cells[c].ID
+		out[string(id)] = append(out[string(id)], c)
+		if r := string(id.Region()); r != string(id) {
+			out[r] = append(out[r], c)
+		}
+	}
+	return out
 }
 
 func (p *Plan) validNames() error {

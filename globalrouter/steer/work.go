@@ -20,6 +20,7 @@ type work struct {
 	cells  []cell
 	member [][]bool // [set][cell]
 	near   [][]int  // [locality]: all cells, nearest first; made when asked for
+	best   []int    // [set]: rank of its best receiver, plus one; 0 = not asked for since the kinds were settled
 
 	moved    bool
 	allDown  bool

@@ -1,0 +1,219 @@
+package steer
+
+import (
+	"cmp"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+)
+
+// maxFallbackBytes bounds what all fallbacks together add to a plan, which must stay well below a store's limit of one
+// value. At the bound the losses of the least load have none: a router then lets their slots go to the next usable cells
+// of the row, which keeps the names alive but asks nobody for room.
+const (
+	maxFallbackBytes = 256 << 10
+	maxFallbackWork  = 1 << 15 // slots that one step places for fallbacks
+	fallbackMargin   = 95      // percent of a level that is used: load may drift until the fallbacks are made again
+	detourBytes      = 40      // of a Detour beside its runs
+	fallbackBytes    = 40      // of a Fallback beside its rows
+)
+
+// share is what a cell owns of one atom.
+type share struct{ set, loc, cell, n int }
+
+// fallBack makes the plan's fallbacks anew, by the code that places what a death displaces. Only slots of the lost cells
+// move: what has no room is not relieved at the cost of bystanders.
+//
+// A step does no more than maxFallbackWork and leaves the rest to the next ones, round by round in the order of ids.
+// A fallback that is still of an older plan is sound, since routers take from it only where the slots of a lost cell go;
+// it may only miss what room there is now.
+func (w *work) fallBack(old *State, again bool) {
+	losses := w.next.Plan.losses()
+	ids := slices.Sorted(maps.Keys(losses))
+	w.next.FallbackDue, w.next.FallbackNext = old.FallbackDue, old.FallbackNext
+	if again {
+		w.next.FallbackDue = len(ids)
+		for c := range w.cells {
+			w.next.Cells[c].Room = w.room(c)
+		}
+	}
+	if w.next.FallbackDue == 0 {
+		return
+	}
+	w.byLatency(0) // w.near is shared by all losses from here on
+	w.best = nil
+	made := map[string][]Detour{}
+	for _, f := range w.next.Plan.Fallbacks {
+		if losses[f.Lost] != nil {
+			made[f.Lost] = f.Rows
+		}
+	}
+	owned := w.shares()
+	at, _ := slices.BinarySearch(ids, w.next.FallbackNext)
+	for done := 0; w.next.FallbackDue > 0 && done < maxFallbackWork; w.next.FallbackDue-- {
+		id := ids[at%len(ids)]
+		var slots int
+		made[id], slots = w.without(losses[id], owned)
+		done += slots + 1
+		at++
+	}
+	w.next.FallbackNext = ids[at%len(ids)]
+	if out := w.bounded(made, losses); !reflect.DeepEqual(out, w.next.Plan.Fallbacks) {
+		w.next.Plan.Fallbacks = out
+	}
+}
+
+// bounded leaves out the losses of the least load when all together are too large; the result is sorted by id.
+func (w *work) bounded(made map[string][]Detour, losses map[string][]int) []Fallback {
+	type weighed struct {
+		Fallback
+		load int64
+	}
+	var all []weighed
+	for id, rows := range made {
+		if len(rows) == 0 {
+			continue
+		}
+		f := weighed{Fallback: Fallback{Lost: id, Rows: rows}}
+		for _, c := range losses[id] {
+			f.load += w.cells[c].granted
+		}
+		all = append(all, f)
+	}
+	slices.SortFunc(all, func(a, b weighed) int {
+		return cmp.Or(cmp.Compare(b.load, a.load), strings.Compare(a.Lost, b.Lost))
+	})
+	var out []Fallback
+	left := maxFallbackBytes
+	for _, f := range all {
+		if size := f.size(); size <= left {
+			left -= size
+			out = append(out, f.Fallback)
+		}
+	}
+	slices.SortFunc(out, func(a, b Fallback) int { return strings.Compare(a.Lost, b.Lost) })
+	return out
+}
+
+func (f *Fallback) size() int {
+	n := fallbackBytes
+	for _, d := range f.Rows {
+		n += detourBytes + d.Row.printed()
+	}
+	return n
+}
+
+// room is what the cell can take below its target, × 256, or how bad a receiver it is otherwise. One that nobody sees
+// counts as before: losing sight of a cell is no reason for another plan.
+func (w *work) room(c int) int64 {
+	cell := &w.cells[c]
+	if r := cell.kind.rank(); r >= 2 {
+		return int64(-r)
+	}
+	return max(cell.ramped(ladder[0])-cell.granted, 0)
+}
+
+// drifted says whether the fallbacks were made for room that is no longer there, or missed room that now is: by more than
+// a tenth of a cell's limit, or by a fortieth when the plan is not young, so that noise does not make a plan in each step.
+func (w *work) drifted(made time.Time) bool {
+	part := int64(10)
+	if w.now.Sub(made) >= fresh {
+		part = 40
+	}
+	for c := range w.cells {
+		was, is := w.next.Cells[c].Room, w.room(c)
+		if (was < 0 || is < 0) && was != is || max(was-is, is-was) > w.cells[c].limit/part {
+			return true
+		}
+	}
+	return false
+}
+
+// shares lists what each cell owns, by set and locality.
+func (w *work) shares() [][]share {
+	out := make([][]share, len(w.cells))
+	n := make([]int, len(w.cells))
+	for s, rows := range w.next.Plan.Rows {
+		for l, row := range rows {
+			for _, c := range row {
+				n[c]++
+			}
+			for _, c := range row {
+				if n[c] > 0 {
+					out[c] = append(out[c], share{set: s, loc: l, cell: int(c), n: n[c]})
+					n[c] = 0
+				}
+			}
+		}
+	}
+	return out
+}
+
+// without gives the rows that differ when the cells are lost, and how many slots that moved. A set that has no other cell keeps its rows: all down is
+// answered as all up.
+func (w *work) without(lost []int, owned [][]share) (out []Detour, slots int) {
+	f := *w
+	f.best = nil
+	f.cells = slices.Clone(w.cells)
+	f.next.Plan.Rows = slices.Clone(w.next.Plan.Rows)
+	var gone []share
+	for _, c := range lost {
+		f.cells[c].kind = dead
+		gone = append(gone, owned[c]...)
+	}
+	slices.SortFunc(gone, func(a, b share) int {
+		return cmp.Or(cmp.Compare(a.set, b.set), cmp.Compare(a.loc, b.loc), cmp.Compare(a.cell, b.cell))
+	})
+	var pieces []piece
+	for i, g := range gone {
+		if !f.usable(g.set) {
+			continue
+		}
+		if i == 0 || len(out) == 0 || out[len(out)-1].Set != g.set || out[len(out)-1].Locality != g.loc {
+			if &f.next.Plan.Rows[g.set][0] == &w.next.Plan.Rows[g.set][0] {
+				f.next.Plan.Rows[g.set] = slices.Clone(w.next.Plan.Rows[g.set])
+			}
+			row := slices.Clone(w.next.Plan.Rows[g.set][g.loc])
+			f.next.Plan.Rows[g.set][g.loc] = row
+			out = append(out, Detour{Set: g.set, Locality: g.loc, Row: row})
+		}
+		pieces = append(pieces, piece{set: g.set, loc: g.loc, from: g.cell, n: g.n, forced: true})
+		slots += g.n
+	}
+	for _, percent := range ladder {
+		f.fill(pieces, percent*fallbackMargin/100, (*cell).ramped)
+	}
+	for _, percent := range ladder {
+		f.fill(pieces, percent, (*cell).cap)
+	}
+	for i := range pieces {
+		f.overflow(&pieces[i])
+	}
+	for _, d := range out {
+		smooth(d.Row, w.next.Plan.Rows[d.Set][d.Locality], lost)
+	}
+	return out, slots
+}
+
+// smooth sorts the receivers of each lost cell's slots, so that the row has few runs: the hash makes all slots alike.
+func smooth(row, was Row, lost []int) {
+	var to []uint16
+	for _, c := range lost {
+		to = to[:0]
+		for i := range row {
+			if int(was[i]) == c {
+				to = append(to, row[i])
+			}
+		}
+		slices.Sort(to)
+		k := 0
+		for i := range row {
+			if int(was[i]) == c {
+				row[i] = to[k]
+				k++
+			}
+		}
+	}
+}
