@@ -87,21 +87,11 @@ func (a *Agent) mergeList(l signedList, now time.Time) error {
 	return nil
 }
 
-// merge unites two lists of orders. An order is known by its cell and start; of two versions the one that knows of a
-// restoration is the newer one, else the one that stands longer is the stricter one. Ended orders are dropped.
+// merge unites two lists of orders. A restored one is remembered until it would have expired, since a list from elsewhere
+// may not know of the restoration.
 func merge(have, more []cells.Evacuation, now time.Time) []cells.Evacuation {
-	all := slices.Clone(have)
-	for _, e := range more {
-		i := slices.IndexFunc(all, func(h cells.Evacuation) bool { return h.Cell == e.Cell && h.Started.Equal(e.Started) })
-		switch {
-		case i < 0:
-			all = append(all, e)
-		case all[i].Restored.IsZero() && (!e.Restored.IsZero() || e.Expires.After(all[i].Expires)):
-			all[i] = e
-		}
-	}
-	all = slices.DeleteFunc(all, func(e cells.Evacuation) bool { return !e.Standing(now) })
-	slices.SortFunc(all, func(x, y cells.Evacuation) int { return y.Expires.Compare(x.Expires) })
+	all := slices.DeleteFunc(cells.Unite(have, more), func(e cells.Evacuation) bool { return !now.Before(e.Expires) })
+	slices.SortStableFunc(all, func(x, y cells.Evacuation) int { return y.Expires.Compare(x.Expires) })
 	return all[:min(len(all), maxOrders)]
 }
 

@@ -1,0 +1,98 @@
+package cells
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// Unite merges lists of evacuations that were ordered and restored in places which could not always speak to each other.
+// An order is known by its cell and start. What is said of one order twice counts in its strictest form; a restoration
+// ends every order of its cell that started before it, also those that whoever restored had not heard of.
+//
+// It is the join of a lattice: grouping, order and repetition of the lists don't matter, so places that exchange what
+// they know end with the same list, and nobody's write is answered by somebody else's for ever.
+func Unite(lists ...[]Evacuation) []Evacuation {
+	type name struct {
+		cell  CellID
+		start int64
+	}
+	known, restored := map[name]Evacuation{}, map[CellID]time.Time{}
+	for _, list := range lists {
+		for _, e := range list {
+			n := name{e.Cell, e.Started.UnixNano()}
+			if old, ok := known[n]; !ok || stricter(e, old) > 0 {
+				known[n] = e
+			}
+			if e.Restored.After(restored[e.Cell]) {
+				restored[e.Cell] = e.Restored
+			}
+		}
+	}
+	out := make([]Evacuation, 0, len(known))
+	for _, e := range known {
+		if r := restored[e.Cell]; !r.IsZero() && !e.Started.After(r) {
+			e.Restored = r
+		} else {
+			e.Restored = time.Time{}
+		}
+		out = append(out, e)
+	}
+	slices.SortFunc(out, func(a, b Evacuation) int {
+		return cmp.Or(cmp.Compare(a.Cell, b.Cell), a.Started.Compare(b.Started))
+	})
+	return out
+}
+
+// stricter is positive when a keeps clients away more than b; equal orders alone give 0. Restorations don't count.
+func stricter(a, b Evacuation) int {
+	force := func(e Evacuation) int {
+		if e.Force {
+			return 1
+		}
+		return 0
+	}
+	return cmp.Or(a.Expires.Compare(b.Expires), cmp.Compare(b.Over, a.Over),
+		cmp.Compare(a.Reason, b.Reason), cmp.Compare(a.By, b.By), cmp.Compare(force(a), force(b)), cmp.Compare(a.Form, b.Form))
+}
+
+// Strictest gives one order per cell, sorted by cell: of those that stand at now the earliest start, the earliest end of
+// the move and the latest expiry; when none stands, the one that ended last.
+func Strictest(orders []Evacuation, now time.Time) []Evacuation {
+	byCell := map[CellID]Evacuation{}
+	for _, e := range orders {
+		old, ok := byCell[e.Cell]
+		switch {
+		case !ok:
+			byCell[e.Cell] = e
+		case old.Standing(now) && e.Standing(now):
+			byCell[e.Cell] = both(old, e)
+		case e.Standing(now), !old.Standing(now) && (e.Ended().After(old.Ended()) || e.Ended().Equal(old.Ended()) && stricter(e, old) > 0):
+			byCell[e.Cell] = e
+		}
+	}
+	out := make([]Evacuation, 0, len(byCell))
+	for _, e := range byCell {
+		out = append(out, e)
+	}
+	slices.SortFunc(out, func(a, b Evacuation) int { return cmp.Compare(a.Cell, b.Cell) })
+	return out
+}
+
+// both is one order that is as strict as each of two.
+func both(a, b Evacuation) Evacuation {
+	out := a
+	if stricter(b, a) > 0 {
+		out = b
+	}
+	out.Started = earlier(a.Started, b.Started)
+	out.Over = earlier(a.Started.Add(a.Over), b.Started.Add(b.Over)).Sub(out.Started)
+	return out
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
