@@ -151,6 +151,7 @@ func TestProxyRefusesWrongCommandLines(t *testing.T) {
 		"unknown engine":   {[]string{"--document", doc, "--http", addr, "--engine", "steam"}, 2, "goroutine"},
 		"workers":          {[]string{"--document", doc, "--http", addr, "--workers", "-1"}, 2, "--workers"},
 		"address":          {[]string{"--document", doc, "--http", "8080"}, 2, "HOST:PORT"},
+		"port":             {[]string{"--document", doc, "--http", "127.0.0.1:99999"}, 2, "65535"},
 		"public admin":     {[]string{"--document", doc, "--http", addr, "--admin", "0.0.0.0:9901"}, 2, "loopback"},
 		"stray argument":   {[]string{"--document", doc, "--http", addr, "extra"}, 2, "extra"},
 		"missing document": {[]string{"--document", doc + ".none", "--http", addr}, 1, "no such file"},

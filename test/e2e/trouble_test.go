@@ -25,6 +25,8 @@ func refused(t *testing.T, code int, words string, args ...string) {
 
 func TestWrongFlagsAreNamed(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "w")
+	refused(t, 2, "--dir", "up", "--dir", "")
+	refused(t, 2, "--dir", "status", "--dir=")
 	refused(t, 2, "--regions", "up", "--dir", dir, "--regions", "0")
 	refused(t, 2, "--cells", "up", "--dir", dir, "--cells", "10")
 	refused(t, 2, "--proxies", "up", "--dir", dir, "--proxies", "-1")

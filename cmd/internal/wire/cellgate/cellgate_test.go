@@ -551,11 +551,12 @@ func TestIdentityProviderPublishesItsKeys(t *testing.T) {
 }
 
 func TestOptionsAreBounded(t *testing.T) {
-	good := Options{Size: standard(), Timing: defaultTiming(5*time.Second, 3*time.Second, 30*time.Second), Limit: 5_000_000}
+	good := Options{Dir: "w", Size: standard(), Timing: defaultTiming(5*time.Second, 3*time.Second, 30*time.Second), Limit: 5_000_000}
 	if err := good.validate(); err != nil {
 		t.Fatal(err)
 	}
 	for flag, spoil := range map[string]func(*Options){
+		"--dir":        func(o *Options) { o.Dir = "" },
 		"--regions":    func(o *Options) { o.Size.Regions = 10 },
 		"--proxies":    func(o *Options) { o.Size.Proxies = 0 },
 		"--net":        func(o *Options) { o.Size.Net = netip.MustParsePrefix("127.10.1.0/16") },
@@ -568,6 +569,35 @@ func TestOptionsAreBounded(t *testing.T) {
 		spoil(&o)
 		if err := o.validate(); err == nil || !strings.Contains(err.Error(), flag) {
 			t.Errorf("%s: %v", flag, err)
+		}
+	}
+}
+
+func TestLastWordsOfACrashStandAboveItsStack(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "log")
+	for text, want := range map[string]string{
+		"":               "",
+		"one\ntwo\n":     "two",
+		"panic: at once": "panic: at once",
+		"old\nno space left on device\npanic: failed to create WAL\n\ngoroutine 1 [running]:\nmain.go:3 +0x1\n": "no space left on device; panic: failed to create WAL",
+		strings.Repeat("x", 1000): strings.Repeat("x", 400),
+	} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got := lastWords(file); got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+}
+
+func TestPrintedCommandsAreQuotedForAShell(t *testing.T) {
+	for word, want := range map[string]string{
+		"/tmp/w-1.x_y": "/tmp/w-1.x_y", "/tmp/é": "/tmp/é", "/tmp/my world": "'/tmp/my world'", "/tmp/$HOME": "'/tmp/$HOME'",
+		"/tmp/it's": `'/tmp/it'\''s'`, "/tmp/a;b": "'/tmp/a;b'", "/tmp/[a]": "'/tmp/[a]'", "/tmp/{a}`~": "'/tmp/{a}`~'",
+	} {
+		if got := shellWord(word); got != want {
+			t.Errorf("%s: %s, want %s", word, got, want)
 		}
 	}
 }

@@ -13,12 +13,14 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
+	"go.yaml.in/yaml/v3"
 
 	"github.com/cellgate/cellgate/cells"
 )
@@ -96,6 +98,7 @@ func upCommand(dir *string) *cobra.Command {
 	var detached bool
 	cmd := &cobra.Command{
 		Use: "up", Args: cobra.NoArgs, Short: "start a world and keep it until Ctrl-C or `cellgate down`",
+		Example: "  cellgate up\n  cellgate up --detach --dir /tmp/small --net 127.11.0.0/16 --regions 2 --cells 1",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			net, err := netip.ParsePrefix(block)
 			if err != nil {
@@ -191,6 +194,7 @@ func secondSignal() <-chan struct{} {
 func downCommand(dir *string) *cobra.Command {
 	return &cobra.Command{
 		Use: "down", Args: cobra.NoArgs, Short: "stop the world; its state stays in the directory",
+		Example: "  cellgate down --dir /tmp/small",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			h, err := openHome(*dir)
 			if err != nil {
@@ -212,7 +216,13 @@ func downCommand(dir *string) *cobra.Command {
 	}
 }
 
+// errNoDir: an empty name would silently be the current directory.
+var errNoDir = errors.New("--dir is empty: it takes a directory such as " + DefaultDir)
+
 func openHome(dir string) (home, error) {
+	if dir == "" {
+		return "", errUsage{errNoDir}
+	}
 	abs, err := filepath.Abs(dir)
 	return home(abs), err
 }
@@ -221,9 +231,10 @@ func statusCommand(dir *string) *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use: "status", Args: cobra.NoArgs, Short: "list the processes of the world",
+		Example: "  cellgate status -o json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if output != "table" && output != "json" {
-				return errUsage{fmt.Errorf("--output %q is not known: it takes table or json", output)}
+			if !slices.Contains([]string{"table", "json", "yaml"}, output) {
+				return errUsage{fmt.Errorf("--output %q is not known: it takes table, json or yaml", output)}
 			}
 			h, err := openHome(*dir)
 			if err != nil {
@@ -233,16 +244,33 @@ func statusCommand(dir *string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if output == "json" {
-				enc := json.NewEncoder(cmd.OutOrStdout())
-				enc.SetIndent("", "  ")
-				return enc.Encode(res)
+			if output == "table" {
+				return printStatus(cmd.OutOrStdout(), h, res)
 			}
-			return printStatus(cmd.OutOrStdout(), h, res)
+			return printDocument(cmd.OutOrStdout(), output, res)
 		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", "table", "table or json")
+	cmd.Flags().StringVarP(&output, "output", "o", "table", "`format`: table, json or yaml")
 	return cmd
+}
+
+// printDocument prints the response as JSON, or as YAML with the same keys.
+func printDocument(out io.Writer, format string, res response) error {
+	raw, err := json.MarshalIndent(res, "", "  ")
+	if err != nil {
+		return err
+	}
+	if format == "yaml" {
+		var doc map[string]any
+		if err := yaml.Unmarshal(raw, &doc); err != nil { // JSON is YAML
+			return err
+		}
+		if raw, err = yaml.Marshal(doc); err != nil {
+			return err
+		}
+	}
+	_, err = fmt.Fprintln(out, strings.TrimSpace(string(raw)))
+	return err
 }
 
 func printStatus(out io.Writer, h home, res response) error {
@@ -263,7 +291,8 @@ func printStatus(out io.Writer, h home, res response) error {
 func orderCommand(dir *string, op, short string) *cobra.Command {
 	return &cobra.Command{
 		Use: op + " ROLE/ID…", Short: short, Args: cobra.MinimumNArgs(1),
-		Long: short + ".\nNames are as `cellgate status` lists them; `*` matches anything, slashes too.",
+		Example: fmt.Sprintf("  cellgate %s proxy/eu-west/a/1\n  cellgate %s 'regionctl/*' etcd/eu-west", op, op),
+		Long:    short + ".\nNames are as `cellgate status` lists them; `*` matches anything, slashes too.",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return order(cmd, *dir, request{Op: op, Patterns: args})
 		},
@@ -290,6 +319,8 @@ func backendCommand(dir *string) *cobra.Command {
 	var ok bool
 	cmd := &cobra.Command{
 		Use: "backend ID", Args: cobra.ExactArgs(1), Short: "make a sample backend fail, slow or good again",
+		Long:    "make a sample backend fail, slow or good again. Each order replaces the one before; `*` in ID matches anything.",
+		Example: "  cellgate backend orders-1 --fail 30%\n  cellgate backend 'orders-*' --slow 200ms\n  cellgate backend orders-1 --ok",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			f := faults{Slow: slow}
 			var err error

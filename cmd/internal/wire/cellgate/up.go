@@ -27,6 +27,9 @@ type Options struct {
 }
 
 func (o Options) validate() error {
+	if o.Dir == "" {
+		return errNoDir
+	}
 	if err := o.Size.validate(); err != nil {
 		return err
 	}
@@ -226,26 +229,31 @@ func (w *world) start(ctx context.Context, bin string) error {
 // hopeless is how often a process may end during the start of a world before that is given up.
 const hopeless = 4
 
-// crashing names a process that ends again and again, with the last line of its log.
+// crashing names a process that ends again and again, with the last words of its log.
 func (w *world) crashing() error {
 	for _, s := range w.group.Status() {
 		if s.Restarts >= hopeless {
 			log := w.home.logFile(s.Name)
-			return fmt.Errorf("%s ends again and again (%s): %s (see %s)", s.Name, s.Last, lastLine(log), log)
+			return fmt.Errorf("%s ends again and again (%s): %s (see %s)", s.Name, s.Last, lastWords(log), log)
 		}
 	}
 	return nil
 }
 
-// lastLine is the end of a log file, at most 300 bytes.
-func lastLine(path string) string {
+// lastWords is the end of a log file, at most 400 bytes: its last line, or the two last ones above the stack of a crash.
+func lastWords(path string) string {
 	raw, err := os.ReadFile(path)
 	if err != nil {
 		return err.Error()
 	}
-	text := strings.TrimSpace(string(raw))
-	text = text[strings.LastIndexByte(text, '\n')+1:]
-	return text[:min(len(text), 300)]
+	text, keep := strings.TrimSpace(string(raw)), 1
+	if at := max(strings.LastIndex("\n"+text, "\npanic: "), strings.LastIndex("\n"+text, "\nfatal error: ")); at >= 0 {
+		line, _, _ := strings.Cut(text[at:], "\n")
+		text, keep = text[:at]+line, 2
+	}
+	lines := strings.Split(text, "\n")
+	text = strings.Join(lines[max(0, len(lines)-keep):], "; ")
+	return text[:min(len(text), 400)]
 }
 
 // explain adds to a failed start which processes don't run well.
@@ -278,15 +286,26 @@ func (w *world) tour() {
 	w.say("all of it: %s   memory: %d MiB in %d processes", w.home.worldFile(), w.memory()>>20, len(w.made))
 	dir, regionctl := "", "regionctl"
 	if self, err := os.Executable(); err == nil {
-		regionctl = filepath.Join(filepath.Dir(self), "regionctl")
+		regionctl = shellWord(filepath.Join(filepath.Dir(self), "regionctl"))
 	}
 	if w.opts.Dir != DefaultDir {
-		dir = " --world " + w.home.path()
+		dir = " --world " + shellWord(w.home.path())
 	}
 	cell := w.topology.Regions[0].Cells[0].ID
 	w.say("next:  %s%s status", regionctl, dir)
 	w.say("       %s%s dns explain %s --client %s", regionctl, dir, sampleHost, w.topology.Regions[0].Clients[0].Addr().Next())
 	w.say("       %s%s evacuate %s --reason \"first look\" --over 30s --dry-run", regionctl, dir, cell)
+}
+
+// shellWord quotes what a shell would not take as one word.
+func shellWord(s string) string {
+	plain := func(r rune) bool {
+		return r > 127 || strings.ContainsRune("/._-+,:@%", r) || '0' <= r && r <= '9' || 'a' <= r|0x20 && r|0x20 <= 'z'
+	}
+	if strings.TrimFunc(s, plain) == "" {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
 func (w *world) memory() int64 {

@@ -40,8 +40,8 @@ const exampleGeo = `# PREFIX LOCALITY: clients of the prefix belong to a localit
 func exampleCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "example {zone|plan|geo}", Short: "Print a working example of a file format",
-		Long: "Print a working example of a file format. The three go together:\n\n" +
-			"  globalrouter example zone >zone; globalrouter example plan >plan; globalrouter example geo >geo\n" +
+		Long: "Print a working example of a file format. The three go together.",
+		Example: "  globalrouter example zone >zone; globalrouter example plan >plan; globalrouter example geo >geo\n" +
 			"  globalrouter serve --zone zone --plan plan --geo geo --listen 127.0.0.1:5300",
 		Args: cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs), ValidArgs: []string{"zone", "plan", "geo"},
 		RunE: func(cmd *cobra.Command, args []string) error {

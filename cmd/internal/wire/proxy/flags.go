@@ -3,6 +3,7 @@ package proxy
 import (
 	"net"
 	"net/netip"
+	"strconv"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -93,8 +94,12 @@ func (f *flags) check(set *pflag.FlagSet) error {
 		if addr == "" {
 			continue
 		}
-		if _, _, err := net.SplitHostPort(addr); err != nil {
+		_, port, err := net.SplitHostPort(addr)
+		if err != nil {
 			return usagef("%s %q: not HOST:PORT", name, addr)
+		}
+		if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+			return usagef("%s %q: the port is not a number of 0 to 65535", name, addr)
 		}
 	}
 	return f.checkAdmin()

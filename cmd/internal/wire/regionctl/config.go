@@ -80,9 +80,10 @@ func printProblems(w io.Writer, problems problem.List) error {
 func fmtCommand() *cobra.Command {
 	var write bool
 	cmd := &cobra.Command{
-		Use:   "fmt FILE…",
-		Short: "Print the documents in canonical form (comments are not kept)",
-		Args:  cobra.MinimumNArgs(1),
+		Use:     "fmt FILE…",
+		Short:   "Print the documents in canonical form (comments are not kept)",
+		Example: "  regionctl config fmt team-orders.yaml > canonical.yaml",
+		Args:    cobra.MinimumNArgs(1),
 	}
 	cmd.Flags().BoolVarP(&write, "write", "w", false, "write each file back instead of printing all as one document")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
