@@ -18,6 +18,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/cellgate/cellgate/internal/sockclose"
 	"github.com/cellgate/cellgate/proxy"
 )
 
@@ -127,12 +128,17 @@ const (
 	drainAccept = 100 * time.Millisecond
 )
 
-// drain: not ready first, then a moment in which connections that the kernel has already accepted are served, then no
-// listener, then the wait.
+// drain: not ready first, then a moment in which connections that the kernel has already accepted are served while it takes
+// no new ones, then no listener, then the wait.
 func (e *Engine) drain(listeners []Listener) {
 	end := time.Now().Add(e.opts.HardStop)
 	e.server.Drain()
 	e.leave(min(drainIdle, e.opts.HardStop/2))
+	for _, l := range listeners {
+		if err := sockclose.Quiesce(l.Listener); err != nil {
+			e.opts.Log.Warn("drain: connections that wait may be reset", "error", err)
+		}
+	}
 	time.Sleep(min(drainAccept, e.opts.HardStop/4))
 	for _, l := range listeners {
 		_ = l.Close()

@@ -17,6 +17,7 @@ import (
 // stand behind one address; otherwise the address is this process's alone, and one that is taken is an error.
 func TCP(ctx context.Context, addr string, shared bool) (net.Listener, error) {
 	cfg := net.ListenConfig{}
+	cfg.SetMultipathTCP(false) // its sockets take no filter, which sockclose needs
 	if shared {
 		cfg.Control = reusePort
 	}

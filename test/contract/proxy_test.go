@@ -13,6 +13,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"math/big"
@@ -22,6 +23,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -340,4 +343,64 @@ func TestProxyNeedsFourSystemCallsPerPlainRequest(t *testing.T) {
 	if per := float64(ioCalls(t, d.PID())-before) / n; per < 3.9 || per > 4.3 {
 		t.Fatalf("%.2f read and write calls per request", per)
 	}
+}
+
+// Clients with connections of their own and clients that make a new one for each request are served until the node is gone,
+// which then refuses: no exchange fails, none is reset (F8).
+func TestProxyDrainsUnderLoadWithoutAFailedRequest(t *testing.T) {
+	addr := harness.FreeAddr(t)
+	doc := harness.WriteFile(t, "doc.yaml", proxyDocument(backend(t), "/v1/orders/{id}"))
+	d := harness.Start(t, "proxy", "serve", "--document", doc, "--http", addr)
+	d.WaitHTTP("http://"+addr+"/.well-known/cellgate/ready", 200)
+	var clients sync.WaitGroup
+	var served atomic.Int64
+	for i := range 12 {
+		clients.Add(1)
+		go func() {
+			defer clients.Done()
+			var rt http.RoundTripper = &http.Transport{DisableKeepAlives: i%3 == 0}
+			if i%3 == 1 {
+				rt = &http2.Transport{AllowHTTP: true, DialTLSContext: func(ctx context.Context, network, addr string, _ *tls.Config) (net.Conn, error) {
+					return new(net.Dialer).DialContext(ctx, network, addr)
+				}}
+			}
+			for {
+				err := oneOrder(rt, addr)
+				if errors.Is(err, syscall.ECONNREFUSED) {
+					return
+				}
+				if err != nil {
+					t.Errorf("client %d: %v", i, err)
+					return
+				}
+				served.Add(1)
+			}
+		}()
+	}
+	time.Sleep(300 * time.Millisecond)
+	d.Signal(syscall.SIGTERM)
+	clients.Wait()
+	if served.Load() < 100 {
+		t.Fatalf("only %d requests", served.Load())
+	}
+}
+
+func oneOrder(rt http.RoundTripper, addr string) error {
+	req, err := http.NewRequest("GET", "http://"+addr+"/v1/orders/7", nil)
+	if err != nil {
+		return err
+	}
+	req.Host = "api.example.com"
+	res, err := rt.RoundTrip(req)
+	if err != nil {
+		return err
+	}
+	defer res.Body.Close()
+	if _, err := io.Copy(io.Discard, res.Body); err != nil {
+		return err
+	}
+	if res.StatusCode != 200 {
+		return fmt.Errorf("status %d", res.StatusCode)
+	}
+	return nil
 }
