@@ -291,6 +291,7 @@ type Down struct {
 	//	*Down_Plan
 	//	*Down_Topology
 	//	*Down_Overrides
+	//	*Down_Denylist
 	Message       isDown_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -369,6 +370,15 @@ func (x *Down) GetOverrides() *Signed {
 	return nil
 }
 
+func (x *Down) GetDenylist() *Signed {
+	if x != nil {
+		if x, ok := x.Message.(*Down_Denylist); ok {
+			return x.Denylist
+		}
+	}
+	return nil
+}
+
 type isDown_Message interface {
 	isDown_Message()
 }
@@ -389,6 +399,10 @@ type Down_Overrides struct {
 	Overrides *Signed `protobuf:"bytes,4,opt,name=overrides,proto3,oneof"` // []cells.Evacuation, for proxies and routers
 }
 
+type Down_Denylist struct {
+	Denylist *Signed `protobuf:"bytes,5,opt,name=denylist,proto3,oneof"` // denylist.List of the process's region, or its beat, for proxies
+}
+
 func (*Down_Target) isDown_Message() {}
 
 func (*Down_Plan) isDown_Message() {}
@@ -396,6 +410,8 @@ func (*Down_Plan) isDown_Message() {}
 func (*Down_Topology) isDown_Message() {}
 
 func (*Down_Overrides) isDown_Message() {}
+
+func (*Down_Denylist) isDown_Message() {}
 
 // Signed is a trust.Envelope in its encoded form.
 type Signed struct {
@@ -694,6 +710,120 @@ func (x *Rollup) GetLeader() bool {
 	return false
 }
 
+// RegionalOrders are signed by the controller that sends them. They are merged with what the receiver knows.
+type RegionalOrders struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Overrides *Signed                `protobuf:"bytes,1,opt,name=overrides,proto3" json:"overrides,omitempty"` // []cells.Evacuation; absent = none
+	Denylist  *Signed                `protobuf:"bytes,2,opt,name=denylist,proto3" json:"denylist,omitempty"`   // denylist.List; absent = none
+	// propose: take them only if no safety rule is broken by them; else they were taken elsewhere already and are news.
+	Propose       bool `protobuf:"varint,3,opt,name=propose,proto3" json:"propose,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RegionalOrders) Reset() {
+	*x = RegionalOrders{}
+	mi := &file_nodeapi_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RegionalOrders) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RegionalOrders) ProtoMessage() {}
+
+func (x *RegionalOrders) ProtoReflect() protoreflect.Message {
+	mi := &file_nodeapi_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RegionalOrders.ProtoReflect.Descriptor instead.
+func (*RegionalOrders) Descriptor() ([]byte, []int) {
+	return file_nodeapi_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *RegionalOrders) GetOverrides() *Signed {
+	if x != nil {
+		return x.Overrides
+	}
+	return nil
+}
+
+func (x *RegionalOrders) GetDenylist() *Signed {
+	if x != nil {
+		return x.Denylist
+	}
+	return nil
+}
+
+func (x *RegionalOrders) GetPropose() bool {
+	if x != nil {
+		return x.Propose
+	}
+	return false
+}
+
+type OrdersReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Fault         []byte                 `protobuf:"bytes,1,opt,name=fault,proto3" json:"fault,omitempty"`    // why a proposal was refused, a problem document; empty = taken
+	Stored        bool                   `protobuf:"varint,2,opt,name=stored,proto3" json:"stored,omitempty"` // the region's store has it; else it is kept in memory and on the nodes' disks until the store is back
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OrdersReply) Reset() {
+	*x = OrdersReply{}
+	mi := &file_nodeapi_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OrdersReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OrdersReply) ProtoMessage() {}
+
+func (x *OrdersReply) ProtoReflect() protoreflect.Message {
+	mi := &file_nodeapi_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OrdersReply.ProtoReflect.Descriptor instead.
+func (*OrdersReply) Descriptor() ([]byte, []int) {
+	return file_nodeapi_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *OrdersReply) GetFault() []byte {
+	if x != nil {
+		return x.Fault
+	}
+	return nil
+}
+
+func (x *OrdersReply) GetStored() bool {
+	if x != nil {
+		return x.Stored
+	}
+	return false
+}
+
 var File_nodeapi_proto protoreflect.FileDescriptor
 
 const file_nodeapi_proto_rawDesc = "" +
@@ -717,12 +847,13 @@ const file_nodeapi_proto_rawDesc = "" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\x04R\x06number\x12\x18\n" +
 	"\aversion\x18\x03 \x01(\x04R\aversion\x12\x12\n" +
-	"\x04nack\x18\x04 \x01(\tR\x04nack\"\xf3\x01\n" +
+	"\x04nack\x18\x04 \x01(\tR\x04nack\"\xae\x02\n" +
 	"\x04Down\x125\n" +
 	"\x06target\x18\x01 \x01(\v2\x1b.cellgate.nodeapi.v1.SignedH\x00R\x06target\x121\n" +
 	"\x04plan\x18\x02 \x01(\v2\x1b.cellgate.nodeapi.v1.SignedH\x00R\x04plan\x129\n" +
 	"\btopology\x18\x03 \x01(\v2\x1b.cellgate.nodeapi.v1.SignedH\x00R\btopology\x12;\n" +
-	"\toverrides\x18\x04 \x01(\v2\x1b.cellgate.nodeapi.v1.SignedH\x00R\toverridesB\t\n" +
+	"\toverrides\x18\x04 \x01(\v2\x1b.cellgate.nodeapi.v1.SignedH\x00R\toverrides\x129\n" +
+	"\bdenylist\x18\x05 \x01(\v2\x1b.cellgate.nodeapi.v1.SignedH\x00R\bdenylistB\t\n" +
 	"\amessage\"$\n" +
 	"\x06Signed\x12\x1a\n" +
 	"\benvelope\x18\x01 \x01(\fR\benvelope\"B\n" +
@@ -739,13 +870,21 @@ const file_nodeapi_proto_rawDesc = "" +
 	"\x06region\x18\x01 \x01(\tR\x06region\x12\x18\n" +
 	"\areports\x18\x02 \x03(\fR\areports\x12\x16\n" +
 	"\x06probes\x18\x03 \x01(\fR\x06probes\x12\x16\n" +
-	"\x06leader\x18\x04 \x01(\bR\x06leader2\xab\x02\n" +
+	"\x06leader\x18\x04 \x01(\bR\x06leader\"\x9e\x01\n" +
+	"\x0eRegionalOrders\x129\n" +
+	"\toverrides\x18\x01 \x01(\v2\x1b.cellgate.nodeapi.v1.SignedR\toverrides\x127\n" +
+	"\bdenylist\x18\x02 \x01(\v2\x1b.cellgate.nodeapi.v1.SignedR\bdenylist\x12\x18\n" +
+	"\apropose\x18\x03 \x01(\bR\apropose\";\n" +
+	"\vOrdersReply\x12\x14\n" +
+	"\x05fault\x18\x01 \x01(\fR\x05fault\x12\x16\n" +
+	"\x06stored\x18\x02 \x01(\bR\x06stored2\xfc\x02\n" +
 	"\n" +
 	"Controller\x12@\n" +
 	"\x06Attach\x12\x17.cellgate.nodeapi.v1.Up\x1a\x19.cellgate.nodeapi.v1.Down(\x010\x01\x12B\n" +
 	"\x04Poll\x12\x1a.cellgate.nodeapi.v1.Hello\x1a\x1e.cellgate.nodeapi.v1.PollReply\x12H\n" +
 	"\x05Fetch\x12!.cellgate.nodeapi.v1.FetchRequest\x1a\x1a.cellgate.nodeapi.v1.Chunk0\x01\x12M\n" +
-	"\aRollups\x12#.cellgate.nodeapi.v1.RollupsRequest\x1a\x1b.cellgate.nodeapi.v1.Rollup0\x01B&Z$github.com/cellgate/cellgate/nodeapib\x06proto3"
+	"\aRollups\x12#.cellgate.nodeapi.v1.RollupsRequest\x1a\x1b.cellgate.nodeapi.v1.Rollup0\x01\x12O\n" +
+	"\x06Orders\x12#.cellgate.nodeapi.v1.RegionalOrders\x1a .cellgate.nodeapi.v1.OrdersReplyB&Z$github.com/cellgate/cellgate/nodeapib\x06proto3"
 
 var (
 	file_nodeapi_proto_rawDescOnce sync.Once
@@ -759,7 +898,7 @@ func file_nodeapi_proto_rawDescGZIP() []byte {
 	return file_nodeapi_proto_rawDescData
 }
 
-var file_nodeapi_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_nodeapi_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_nodeapi_proto_goTypes = []any{
 	(*Hello)(nil),          // 0: cellgate.nodeapi.v1.Hello
 	(*Up)(nil),             // 1: cellgate.nodeapi.v1.Up
@@ -771,6 +910,8 @@ var file_nodeapi_proto_goTypes = []any{
 	(*Chunk)(nil),          // 7: cellgate.nodeapi.v1.Chunk
 	(*RollupsRequest)(nil), // 8: cellgate.nodeapi.v1.RollupsRequest
 	(*Rollup)(nil),         // 9: cellgate.nodeapi.v1.Rollup
+	(*RegionalOrders)(nil), // 10: cellgate.nodeapi.v1.RegionalOrders
+	(*OrdersReply)(nil),    // 11: cellgate.nodeapi.v1.OrdersReply
 }
 var file_nodeapi_proto_depIdxs = []int32{
 	0,  // 0: cellgate.nodeapi.v1.Up.hello:type_name -> cellgate.nodeapi.v1.Hello
@@ -779,20 +920,25 @@ var file_nodeapi_proto_depIdxs = []int32{
 	4,  // 3: cellgate.nodeapi.v1.Down.plan:type_name -> cellgate.nodeapi.v1.Signed
 	4,  // 4: cellgate.nodeapi.v1.Down.topology:type_name -> cellgate.nodeapi.v1.Signed
 	4,  // 5: cellgate.nodeapi.v1.Down.overrides:type_name -> cellgate.nodeapi.v1.Signed
-	3,  // 6: cellgate.nodeapi.v1.PollReply.messages:type_name -> cellgate.nodeapi.v1.Down
-	1,  // 7: cellgate.nodeapi.v1.Controller.Attach:input_type -> cellgate.nodeapi.v1.Up
-	0,  // 8: cellgate.nodeapi.v1.Controller.Poll:input_type -> cellgate.nodeapi.v1.Hello
-	6,  // 9: cellgate.nodeapi.v1.Controller.Fetch:input_type -> cellgate.nodeapi.v1.FetchRequest
-	8,  // 10: cellgate.nodeapi.v1.Controller.Rollups:input_type -> cellgate.nodeapi.v1.RollupsRequest
-	3,  // 11: cellgate.nodeapi.v1.Controller.Attach:output_type -> cellgate.nodeapi.v1.Down
-	5,  // 12: cellgate.nodeapi.v1.Controller.Poll:output_type -> cellgate.nodeapi.v1.PollReply
-	7,  // 13: cellgate.nodeapi.v1.Controller.Fetch:output_type -> cellgate.nodeapi.v1.Chunk
-	9,  // 14: cellgate.nodeapi.v1.Controller.Rollups:output_type -> cellgate.nodeapi.v1.Rollup
-	11, // [11:15] is the sub-list for method output_type
-	7,  // [7:11] is the sub-list for method input_type
-	7,  // [7:7] is the sub-list for extension type_name
-	7,  // [7:7] is the sub-list for extension extendee
-	0,  // [0:7] is the sub-list for field type_name
+	4,  // 6: cellgate.nodeapi.v1.Down.denylist:type_name -> cellgate.nodeapi.v1.Signed
+	3,  // 7: cellgate.nodeapi.v1.PollReply.messages:type_name -> cellgate.nodeapi.v1.Down
+	4,  // 8: cellgate.nodeapi.v1.RegionalOrders.overrides:type_name -> cellgate.nodeapi.v1.Signed
+	4,  // 9: cellgate.nodeapi.v1.RegionalOrders.denylist:type_name -> cellgate.nodeapi.v1.Signed
+	1,  // 10: cellgate.nodeapi.v1.Controller.Attach:input_type -> cellgate.nodeapi.v1.Up
+	0,  // 11: cellgate.nodeapi.v1.Controller.Poll:input_type -> cellgate.nodeapi.v1.Hello
+	6,  // 12: cellgate.nodeapi.v1.Controller.Fetch:input_type -> cellgate.nodeapi.v1.FetchRequest
+	8,  // 13: cellgate.nodeapi.v1.Controller.Rollups:input_type -> cellgate.nodeapi.v1.RollupsRequest
+	10, // 14: cellgate.nodeapi.v1.Controller.Orders:input_type -> cellgate.nodeapi.v1.RegionalOrders
+	3,  // 15: cellgate.nodeapi.v1.Controller.Attach:output_type -> cellgate.nodeapi.v1.Down
+	5,  // 16: cellgate.nodeapi.v1.Controller.Poll:output_type -> cellgate.nodeapi.v1.PollReply
+	7,  // 17: cellgate.nodeapi.v1.Controller.Fetch:output_type -> cellgate.nodeapi.v1.Chunk
+	9,  // 18: cellgate.nodeapi.v1.Controller.Rollups:output_type -> cellgate.nodeapi.v1.Rollup
+	11, // 19: cellgate.nodeapi.v1.Controller.Orders:output_type -> cellgate.nodeapi.v1.OrdersReply
+	15, // [15:20] is the sub-list for method output_type
+	10, // [10:15] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_nodeapi_proto_init() }
@@ -811,6 +957,7 @@ func file_nodeapi_proto_init() {
 		(*Down_Plan)(nil),
 		(*Down_Topology)(nil),
 		(*Down_Overrides)(nil),
+		(*Down_Denylist)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -818,7 +965,7 @@ func file_nodeapi_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nodeapi_proto_rawDesc), len(file_nodeapi_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   10,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -26,6 +26,7 @@ const (
 	Controller_Poll_FullMethodName    = "/cellgate.nodeapi.v1.Controller/Poll"
 	Controller_Fetch_FullMethodName   = "/cellgate.nodeapi.v1.Controller/Fetch"
 	Controller_Rollups_FullMethodName = "/cellgate.nodeapi.v1.Controller/Rollups"
+	Controller_Orders_FullMethodName  = "/cellgate.nodeapi.v1.Controller/Orders"
 )
 
 // ControllerClient is the client API for Controller service.
@@ -41,6 +42,8 @@ type ControllerClient interface {
 	Fetch(ctx context.Context, in *FetchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Chunk], error)
 	// Rollups streams the region's evidence to another region's controller, about once a second.
 	Rollups(ctx context.Context, in *RollupsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Rollup], error)
+	// Orders tells another region's controller what was ordered without the global store. It works without a leader.
+	Orders(ctx context.Context, in *RegionalOrders, opts ...grpc.CallOption) (*OrdersReply, error)
 }
 
 type controllerClient struct {
@@ -112,6 +115,16 @@ func (c *controllerClient) Rollups(ctx context.Context, in *RollupsRequest, opts
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Controller_RollupsClient = grpc.ServerStreamingClient[Rollup]
 
+func (c *controllerClient) Orders(ctx context.Context, in *RegionalOrders, opts ...grpc.CallOption) (*OrdersReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(OrdersReply)
+	err := c.cc.Invoke(ctx, Controller_Orders_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ControllerServer is the server API for Controller service.
 // All implementations must embed UnimplementedControllerServer
 // for forward compatibility.
@@ -125,6 +138,8 @@ type ControllerServer interface {
 	Fetch(*FetchRequest, grpc.ServerStreamingServer[Chunk]) error
 	// Rollups streams the region's evidence to another region's controller, about once a second.
 	Rollups(*RollupsRequest, grpc.ServerStreamingServer[Rollup]) error
+	// Orders tells another region's controller what was ordered without the global store. It works without a leader.
+	Orders(context.Context, *RegionalOrders) (*OrdersReply, error)
 	mustEmbedUnimplementedControllerServer()
 }
 
@@ -146,6 +161,9 @@ func (UnimplementedControllerServer) Fetch(*FetchRequest, grpc.ServerStreamingSe
 }
 func (UnimplementedControllerServer) Rollups(*RollupsRequest, grpc.ServerStreamingServer[Rollup]) error {
 	return status.Error(codes.Unimplemented, "method Rollups not implemented")
+}
+func (UnimplementedControllerServer) Orders(context.Context, *RegionalOrders) (*OrdersReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Orders not implemented")
 }
 func (UnimplementedControllerServer) mustEmbedUnimplementedControllerServer() {}
 func (UnimplementedControllerServer) testEmbeddedByValue()                    {}
@@ -215,6 +233,24 @@ func _Controller_Rollups_Handler(srv interface{}, stream grpc.ServerStream) erro
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Controller_RollupsServer = grpc.ServerStreamingServer[Rollup]
 
+func _Controller_Orders_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RegionalOrders)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControllerServer).Orders(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Controller_Orders_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControllerServer).Orders(ctx, req.(*RegionalOrders))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Controller_ServiceDesc is the grpc.ServiceDesc for Controller service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -225,6 +261,10 @@ var Controller_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Poll",
 			Handler:    _Controller_Poll_Handler,
+		},
+		{
+			MethodName: "Orders",
+			Handler:    _Controller_Orders_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -18,6 +18,7 @@ const (
 	KindPlan      = "plan"      // globalrouter/steer.Plan
 	KindTopology  = "topology"  // cells.Topology
 	KindOverrides = "overrides" // []cells.Evacuation
+	KindDenylist  = "denylist"  // denylist.List
 )
 
 // MaxPayload bounds what one envelope carries, in bytes.
