@@ -397,7 +397,7 @@ func (w *world) clientCert(role string) tls.Certificate {
 
 func (w *world) send(req *http.Request, out any) (int, *Fault) {
 	w.t.Helper()
-	client := &http.Client{Timeout: 20 * time.Second, Transport: w.transport(nil)}
+	client := &http.Client{Timeout: time.Minute, Transport: w.transport(nil)}
 	resp, err := client.Do(req)
 	must(w.t, err)
 	defer resp.Body.Close()
@@ -417,8 +417,10 @@ func (w *world) send(req *http.Request, out any) (int, *Fault) {
 }
 
 // eventually waits until the condition holds.
+// eventually waits for ok; limit is for a machine of its own, and a busy one gets four times as long.
 func (w *world) eventually(what string, limit time.Duration, ok func() bool) {
 	w.t.Helper()
+	limit *= 4
 	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		if ok() {
 			return
