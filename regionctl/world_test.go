@@ -416,7 +416,6 @@ func (w *world) send(req *http.Request, out any) (int, *Fault) {
 	return resp.StatusCode, nil
 }
 
-// eventually waits until the condition holds.
 // eventually waits for ok; limit is for a machine of its own, and a busy one gets four times as long.
 func (w *world) eventually(what string, limit time.Duration, ok func() bool) {
 	w.t.Helper()
