@@ -76,6 +76,11 @@ func headerSafe(id string) string {
 	return id
 }
 
+// Hurried says whether the client gives less time than the route does.
+func (x *Exchange) Hurried() bool {
+	return x.asked > 0 && x.match.Route != nil && x.asked < x.match.Route.Timeout
+}
+
 // UpstreamDeadline is when attempts must have ended: the deadline less a reserve of 5%, at least 10 ms, to answer in (I5).
 func (x *Exchange) UpstreamDeadline(now time.Time) time.Time {
 	reserve := max(x.Deadline.Sub(x.Start)/20, 10*time.Millisecond)

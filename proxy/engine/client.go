@@ -67,9 +67,14 @@ const (
 	lookAfter   = 200 * time.Millisecond // how often a wait for a head looks after the client
 	lookStream  = time.Second            // and one for more of a body
 	maxInterims = 16                     // 1xx answers before the final one
+	patience    = 500 * time.Millisecond // a client that asks for less time than this says nothing about the upstream by giving up
 )
 
-// bodyDeadline is when a body of which n bytes have come must have given more.
-func bodyDeadline(start time.Time, n int64) time.Time {
-	return start.Add(bodyGrace + time.Duration(n)*time.Second/bodyRate)
+// bodyDeadline is when a body of which n bytes have come must have given more: the exchange's end at the latest.
+func bodyDeadline(start time.Time, n int64, end time.Time) time.Time {
+	by := start.Add(bodyGrace + time.Duration(n)*time.Second/bodyRate)
+	if end.Before(by) {
+		return end
+	}
+	return by
 }

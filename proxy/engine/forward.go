@@ -187,7 +187,7 @@ func (f *forwarding) await(deadline time.Time) (retry.Result, reason.Reason) {
 	for now := f.took; ; now = time.Now() { // the first round only takes what Send has found
 		by := f.headBy(now, deadline)
 		if !now.Before(by) {
-			return retry.TimedOut, reason.UpstreamTimeout
+			return f.late()
 		}
 		f.conn.ArmRead(now, lookAfter, by)
 		err := f.conn.ReadHead()
@@ -211,6 +211,14 @@ func (f *forwarding) await(deadline time.Time) (retry.Result, reason.Reason) {
 	}
 }
 
+// late judges an attempt whose time is up. An upstream that still waits for the client's body is not to blame.
+func (f *forwarding) late() (retry.Result, reason.Reason) {
+	if f.up.starved() {
+		return retry.Fatal, reason.BodyTimeout
+	}
+	return retry.TimedOut, reason.UpstreamTimeout
+}
+
 // broken judges a connection that failed before the answer's head was whole.
 func (f *forwarding) broken(err error, deadline time.Time) (retry.Result, reason.Reason) {
 	if why := f.up.failed(); why != reason.None {
@@ -220,7 +228,7 @@ func (f *forwarding) broken(err error, deadline time.Time) (retry.Result, reason
 	case errors.Is(err, http1.ErrSyntax), errors.Is(err, http1.ErrFraming), errors.Is(err, http1.ErrTooLarge), errors.Is(err, http1.ErrTooMany):
 		return retry.Invalid, reason.UpstreamInvalid
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return retry.TimedOut, reason.UpstreamTimeout
+		return f.late()
 	case f.conn.Reused && !f.conn.Started():
 		return retry.Stale, reason.UpstreamReset
 	}
@@ -232,10 +240,10 @@ func (f *forwarding) settle(r retry.Result, now time.Time) {
 	took := now.Sub(f.took)
 	f.x.Waited += took
 	set := f.x.Pool.Set
-	switch r {
-	case retry.Fatal, retry.Stale:
+	switch {
+	case r == retry.Fatal, r == retry.Stale, (r == retry.TimedOut || r == retry.ConnectTimeout) && f.x.Hurried() && took < patience:
 		set.Cancel(f.x.Endpoint)
-	case retry.Answered:
+	case r == retry.Answered:
 		set.End(f.x.Endpoint, f.conn.Response.Status < 500, took, now)
 	default:
 		set.End(f.x.Endpoint, false, took, now)

@@ -89,7 +89,7 @@ func (c *conn) readBody(got int64) error {
 	if c.body.start.IsZero() {
 		c.body.start = now
 	}
-	by := bodyDeadline(c.body.start, got)
+	by := bodyDeadline(c.body.start, got, c.x.Deadline)
 	if !by.After(now) {
 		return errBodyTimeout
 	}

@@ -157,7 +157,7 @@ func (s *stream) request() reason.Reason {
 }
 
 func (s *stream) Read(p []byte) (int, error) {
-	_ = s.ctl.SetReadDeadline(bodyDeadline(s.start, s.got))
+	_ = s.ctl.SetReadDeadline(bodyDeadline(s.start, s.got, s.x.Deadline))
 	n, err := s.r.Body.Read(p)
 	s.got += int64(n)
 	switch {

@@ -21,6 +21,7 @@ type upload struct {
 	why     atomic.Uint32 // the reason when the client's body failed
 	whole   atomic.Bool   // every byte was written
 	ended   atomic.Bool
+	waits   atomic.Bool // for the client, not for the upstream
 }
 
 var pieces = sync.Pool{New: func() any { b := make([]byte, 32<<10); return &b }}
@@ -44,7 +45,9 @@ func (u *upload) copy(x *proxy.Exchange, from client, to *upstream.Conn, chunked
 	defer pieces.Put(buf)
 	room := *buf
 	for {
+		u.waits.Store(true)
 		n, err := from.Read(room[http1.MaxChunkHead : len(room)-2])
+		u.waits.Store(false)
 		if n > 0 {
 			if x.BytesIn += int64(n); x.BytesIn > proxy.MaxBody {
 				err = errBodyLarge
@@ -83,7 +86,11 @@ func frame(room []byte, n int, chunked bool) []byte {
 }
 
 func (u *upload) failed() reason.Reason { return reason.Reason(u.why.Load()) }
-func (u *upload) finished() bool        { return !u.running || u.ended.Load() }
+
+// starved says whether the client is what the upload waits for.
+func (u *upload) starved() bool { return !u.finished() && u.waits.Load() }
+
+func (u *upload) finished() bool { return !u.running || u.ended.Load() }
 
 // soon says whether the whole body was written, giving an upload that is just ending the time to say so.
 func (u *upload) soon() bool {

@@ -3,7 +3,10 @@ package engine
 import (
 	"fmt"
 	"io"
+	"maps"
+	"net"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -388,5 +391,65 @@ func TestSurplusOnAReusedConnectionIsAskedAgain(t *testing.T) {
 		if again := body != fmt.Sprint(before); again != (method == "GET") {
 			t.Fatalf("%s: answered by connection %s, the reused one was %d", method, body, before)
 		}
+	}
+}
+
+// A client that sends its body too slowly has its own answer, at the end of the exchange's time.
+func TestABodyThatComesTooSlowlyIsTheClientsFault(t *testing.T) {
+	for name, head := range slowBodies() {
+		t.Run(name, func(t *testing.T) {
+			up := scripted(t, func(_ int, c *raw) { c.request() })
+			w := start(t, up, setup{document: strings.Replace(plainDocument, "timeout: 3s", "timeout: 200ms", 1)})
+			began := time.Now()
+			res, body, _ := w.dial().send("POST / HTTP/1.1\r\nHost: a.example\r\n" + head).answer("POST")
+			problem(t, res, body, reason.BodyTimeout)
+			if took := time.Since(began); took < 150*time.Millisecond || took > time.Second {
+				t.Fatalf("took %v", took)
+			}
+		})
+	}
+}
+
+func slowBodies() map[string]string {
+	return map[string]string{
+		"short":   "Content-Length: 100\r\n\r\nabc",
+		"long":    "Content-Length: 100000\r\n\r\nabc",
+		"chunked": "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n",
+	}
+}
+
+// Nobody throws endpoints out by sending slowly or by giving the upstream no time.
+func TestImpatientAndSlowClientsAreNoEvidenceAgainstAnUpstream(t *testing.T) {
+	hurry := map[string]string{"a deadline of 20 ms": "X-Request-Timeout-Ms: 20\r\nContent-Length: 0\r\n\r\n"}
+	maps.Copy(hurry, slowBodies())
+	for name, head := range hurry {
+		t.Run(name, func(t *testing.T) {
+			script := func(_ int, c *raw) { c.request(); c.request() }
+			doc := strings.Replace(plainDocument, `["UP"]`, `["UP", "`+scripted(t, script)+`"]`, 1)
+			doc = strings.Replace(doc, "timeout: 3s", "timeout: 250ms", 1)
+			w := start(t, scripted(t, script), setup{document: doc})
+			var clients sync.WaitGroup
+			for range 70 {
+				clients.Add(1)
+				go func() {
+					defer clients.Done()
+					c, err := net.Dial("tcp", w.addr)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					defer c.Close()
+					_, _ = io.WriteString(c, "POST / HTTP/1.1\r\nHost: a.example\r\n"+head)
+					_ = c.SetReadDeadline(time.Now().Add(3 * time.Second))
+					if n, err := c.Read(make([]byte, 512)); n == 0 {
+						t.Errorf("no answer: %v", err)
+					}
+				}()
+			}
+			clients.Wait()
+			if st := w.server.Snapshot().Upstreams[0]; st.Ejected != 0 {
+				t.Fatal("an endpoint was ejected")
+			}
+		})
 	}
 }
