@@ -75,6 +75,8 @@ type Node struct {
 	ID      NodeID         `json:"id"`
 	Address netip.Addr     `json:"address"`
 	Admin   netip.AddrPort `json:"admin"`
+	// Peer is where other proxies reach it; not valid = it takes no forwarded requests.
+	Peer netip.AddrPort `json:"peer,omitzero"`
 }
 
 // Region is one region with the client subnets that are nearest to it.

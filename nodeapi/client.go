@@ -19,9 +19,6 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// maxMessage bounds one received message; a plan of 2,000 localities is far below it.
-const maxMessage = 64 << 20
-
 // Options are what a Client needs. Controllers, TLS, Hello and Receive are required.
 type Options struct {
 	// Controllers are host:port addresses, own region first. The first that answers is attached to;
@@ -38,6 +35,8 @@ type Options struct {
 	Polled func(*Down)
 	// PollEvery is the interval of the second path, ± 20%; 0 = 30 s.
 	PollEvery time.Duration
+	// MaxMessage bounds one received message in bytes; 0 = 64 MiB, far above a plan of 2,000 localities.
+	MaxMessage int
 }
 
 // Client keeps one process attached to a controller of its world.
@@ -92,6 +91,9 @@ func NewClient(opt Options) *Client {
 	if opt.PollEvery <= 0 {
 		opt.PollEvery = 30 * time.Second
 	}
+	if opt.MaxMessage <= 0 {
+		opt.MaxMessage = 64 << 20
+	}
 	return &Client{opt: opt, timing: defaultTiming(), out: newOutbox()}
 }
 
@@ -131,6 +133,15 @@ func (c *Client) Fetch(ctx context.Context, digests []string) (map[string][]byte
 		return nil, err
 	}
 	return a.blobs, nil
+}
+
+// Poll asks the controllers in turn for what Attach would send now; it needs no Run.
+func (c *Client) Poll(ctx context.Context, hello *Hello) (reply *PollReply, err error) {
+	err = c.any(ctx, nil, func(conn *grpc.ClientConn) error {
+		reply, err = NewControllerClient(conn).Poll(ctx, hello)
+		return err
+	})
+	return reply, err
 }
 
 // any does something with the controllers in turn, each over a connection of its own, until one succeeds.
@@ -183,7 +194,7 @@ func (c *Client) dial(ctx context.Context, addr string) (*grpc.ClientConn, error
 	conn, err := grpc.NewClient("passthrough:///"+addr,
 		grpc.WithTransportCredentials(credentials.NewTLS(c.opt.TLS)),
 		grpc.WithNoProxy(), grpc.WithDisableServiceConfig(), grpc.WithIdleTimeout(0),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(c.opt.MaxMessage)))
 	if err != nil {
 		return nil, fmt.Errorf("nodeapi: dial %s: %w", addr, err)
 	}

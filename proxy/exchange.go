@@ -26,6 +26,8 @@ type Exchange struct {
 	PeerText string
 	Protocol string
 	TLS      bool
+	// Via is the proxy that handed the request on, from its certificate; empty when the client itself is at the other end.
+	Via string
 	// Scratch is the exchange's own buffer for heads that don't come as bytes. A head that does lies in its connection's.
 	Scratch []byte
 

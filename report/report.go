@@ -22,6 +22,7 @@ const (
 	SourcePoll Source = "poll"
 	SourceDisk Source = "disk"
 	SourceFile Source = "file"
+	SourceCopy Source = "copy" // the cell's own: a peer's disk or an object store
 )
 
 // Snapshot is a node's ledger of its configuration (C4).

@@ -15,12 +15,13 @@ package agent
 
 import (
 	"context"
-	"crypto/rand"
+	crand "crypto/rand"
 	"crypto/tls"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -41,6 +42,8 @@ type Options struct {
 	Roots       *trust.Roots // required
 	TLS         *tls.Config  // required: to the controllers
 	Controllers []string     // own region first
+	// Copies are where a node with an empty disk finds what its cell serves when no controller answers, first the nearest.
+	Copies []Copy
 	// Apply swaps the program in; required. Share is how many nodes divide the cell's limits. An error leaves the old one.
 	Apply func(p *program.Program, share int) error
 	// Check is the node's own test of a program before it is stored; nil = none.
@@ -75,6 +78,8 @@ type Agent struct {
 	lists    [][]byte           // signed lists that wait to be looked at
 	evacuate bool               // what Reconnect was told last
 	share    int
+	held     []byte             // the signed target that is being served; nil = none to pass on
+	leaveOff context.CancelFunc // ends the look at the cell's copies; nil = none under way
 	sequence uint64
 	reported time.Time
 	heard    time.Time
@@ -98,6 +103,12 @@ func (o order) less(than order) bool {
 type arrival struct {
 	envelope []byte
 	source   report.Source
+	from     fetcher // of what it needs
+}
+
+// fetcher gives blobs by digest: all of them or an error. What it gives is not yet proved.
+type fetcher interface {
+	Fetch(ctx context.Context, digests []string) (map[string][]byte, error)
 }
 
 // verdict remembers a target that was refused for good, so that the second path doesn't have it compiled again.
@@ -113,7 +124,7 @@ func New(opt Options) (*Agent, error) {
 	}
 	defaults(&opt)
 	boot := make([]byte, 8)
-	_, _ = rand.Read(boot)
+	_, _ = crand.Read(boot)
 	a := &Agent{opt: opt, log: opt.Log, boot: hex.EncodeToString(boot), poke: make(chan struct{}, 1), share: 1, reported: time.Now(), heard: time.Now()}
 	var err error
 	if a.shelf, err = openShelf(opt.Dir); a.shelf == nil {
@@ -164,7 +175,10 @@ func (a *Agent) hello() *nodeapi.Hello {
 func (a *Agent) receive(m *nodeapi.Down, from report.Source) {
 	a.mu.Lock()
 	if t := m.GetTarget(); t != nil {
-		a.arrived = &arrival{t.GetEnvelope(), from}
+		a.arrived = &arrival{t.GetEnvelope(), from, a.client}
+		if a.leaveOff != nil {
+			a.leaveOff()
+		}
 	}
 	if o := m.GetOverrides(); o != nil {
 		a.lists = append(a.lists, o.GetEnvelope())
@@ -195,10 +209,12 @@ func (a *Agent) Run(ctx context.Context) error {
 
 // follow is the loop that owns the disk and the live program.
 func (a *Agent) follow(ctx context.Context) error {
-	probation, retry := time.NewTimer(time.Until(a.activated.Add(a.opt.Probation))), time.NewTimer(time.Hour)
+	probation, retry, copies := time.NewTimer(time.Until(a.activated.Add(a.opt.Probation))), time.NewTimer(time.Hour), time.NewTimer(0)
 	defer probation.Stop()
 	defer retry.Stop()
+	defer copies.Stop()
 	var last *arrival
+	pause := copyPause
 	for {
 		select {
 		case <-ctx.Done():
@@ -206,6 +222,13 @@ func (a *Agent) follow(ctx context.Context) error {
 			return nil
 		case <-probation.C:
 			a.promote()
+			continue
+		case <-copies.C:
+			if a.bootFromCopies(ctx); a.live == nil && len(a.opt.Copies) > 0 {
+				copies.Reset(pause/2 + rand.N(pause))
+				pause = min(2*pause, maxCopyPause)
+			}
+			probation.Reset(time.Until(a.activated.Add(a.opt.Probation)))
 			continue
 		case <-a.poke:
 		case <-retry.C:

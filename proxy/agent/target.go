@@ -44,7 +44,7 @@ func (a *Agent) target(ctx context.Context, in arrival) (again bool) {
 		return false
 	}
 	a.note(at, want.Number)
-	err = a.bring(ctx, at, want, max(t.Share[a.opt.ID.Cell()], 1), in.source)
+	err = a.bring(ctx, at, want, max(t.Share[a.opt.ID.Cell()], 1), in)
 	if ctx.Err() != nil {
 		return false
 	}
@@ -97,7 +97,7 @@ func (a *Agent) answer(at order, version uint64, err error) {
 }
 
 // bring makes the version the one that is served. Two versions are the same only if their manifests' digests are.
-func (a *Agent) bring(ctx context.Context, at order, want rollout.Version, share int, from report.Source) error {
+func (a *Agent) bring(ctx context.Context, at order, want rollout.Version, share int, in arrival) error {
 	if want.Manifest == a.shelf.state.Poisoned && want.Manifest != "" {
 		return permanent{fmt.Errorf("version %d crashed this node %d times within %v of its activation", want.Number, maxTrials, a.opt.Probation)}
 	}
@@ -105,13 +105,20 @@ func (a *Agent) bring(ctx context.Context, at order, want rollout.Version, share
 		return permanent{errors.New(a.refused.why)}
 	}
 	if a.live != nil && want.Manifest == a.serving {
-		return a.confirm(at, share)
+		err := a.confirm(at, share)
+		if err == nil {
+			a.keepTarget(in.envelope)
+		}
+		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, fetchLimit)
 	defer cancel()
-	next, err := a.prepare(ctx, want)
+	next, err := a.prepare(ctx, want, in.from)
 	if err == nil {
-		err = a.activate(next, at, share, from)
+		err = a.activate(next, at, share, in.source)
+	}
+	if err == nil {
+		a.keepTarget(in.envelope)
 	}
 	var never permanent
 	if errors.As(err, &never) {
@@ -154,9 +161,9 @@ type prepared struct {
 }
 
 // prepare brings manifest and shards onto the disk and compiles them. Only what is missing or damaged there travels.
-func (a *Agent) prepare(ctx context.Context, want rollout.Version) (*prepared, error) {
+func (a *Agent) prepare(ctx context.Context, want rollout.Version, from fetcher) (*prepared, error) {
 	now := time.Now()
-	envelope, err := a.get(ctx, "manifests", []snapshot.Digest{want.Manifest})
+	envelope, err := a.get(ctx, from, "manifests", []snapshot.Digest{want.Manifest})
 	if err != nil {
 		return nil, fmt.Errorf("manifest of version %d: %w", want.Number, err)
 	}
@@ -171,7 +178,7 @@ func (a *Agent) prepare(ctx context.Context, want rollout.Version) (*prepared, e
 	for _, s := range m.Shards {
 		digests = append(digests, s.Digest)
 	}
-	blobs, err := a.get(ctx, "shards", digests)
+	blobs, err := a.get(ctx, from, "shards", digests)
 	if err != nil {
 		return nil, fmt.Errorf("shards of version %d: %w", want.Number, err)
 	}
@@ -183,7 +190,7 @@ func (a *Agent) prepare(ctx context.Context, want rollout.Version) (*prepared, e
 }
 
 // get reads blobs from disk and fetches and stores the others.
-func (a *Agent) get(ctx context.Context, room string, digests []snapshot.Digest) (map[snapshot.Digest][]byte, error) {
+func (a *Agent) get(ctx context.Context, from fetcher, room string, digests []snapshot.Digest) (map[snapshot.Digest][]byte, error) {
 	have := make(map[snapshot.Digest][]byte, len(digests))
 	var missing []string
 	for _, d := range digests {
@@ -202,7 +209,7 @@ func (a *Agent) get(ctx context.Context, room string, digests []snapshot.Digest)
 	if len(missing) == 0 {
 		return have, nil
 	}
-	fetched, err := a.client.Fetch(ctx, missing)
+	fetched, err := from.Fetch(ctx, missing)
 	if err != nil {
 		return nil, err
 	}
@@ -210,7 +217,7 @@ func (a *Agent) get(ctx context.Context, room string, digests []snapshot.Digest)
 	for _, d := range missing {
 		data, ok := fetched[d]
 		if !ok {
-			return nil, fmt.Errorf("agent: the controller has no blob %s", d)
+			return nil, fmt.Errorf("agent: there is no blob %s", d)
 		}
 		fresh[snapshot.Digest(d)], have[snapshot.Digest(d)] = data, data
 	}
@@ -289,13 +296,14 @@ func (a *Agent) Boot() {
 		err := a.restore(one)
 		if err == nil {
 			a.note(a.seen, max(one.Version, before.newest()))
+			a.loadTarget()
 			a.answerBoot(faults)
 			return
 		}
 		faults = append(faults, fmt.Sprintf("stored version %d is not usable: %v", one.Version, err))
 	}
 	a.answerBoot(faults)
-	a.log.Warn("no usable snapshot on disk; waiting for a controller", "dir", a.opt.Dir, "controllers", a.opt.Controllers)
+	a.log.Warn("no usable snapshot on disk; asking the cell's own copies and waiting for a controller", "dir", a.opt.Dir, "copies", len(a.opt.Copies), "controllers", a.opt.Controllers)
 }
 
 // answerBoot puts what was wrong on disk where people look: ledger and log.

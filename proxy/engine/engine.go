@@ -73,6 +73,11 @@ func descriptors() int64 {
 type Listener struct {
 	net.Listener
 	TLS *tls.Config
+	// Via makes it a listener for proxies of the world, whose word on whom a request comes from is taken: it gives the
+	// name in the verified certificate. An error ends the connection. Nil = the other side is the client itself.
+	Via func(tls.ConnectionState) (string, error)
+	// Other takes connections that have agreed on the protocol of this name (ALPN) over, to their end.
+	Other map[string]func(*tls.Conn)
 }
 
 // Engine serves connections.
@@ -213,7 +218,7 @@ func (e *Engine) accept(l Listener) error {
 			continue
 		}
 		e.wg.Add(1)
-		go e.connection(nc, l.TLS)
+		go e.connection(nc, l)
 	}
 }
 
@@ -229,7 +234,7 @@ func (e *Engine) full(nc net.Conn) bool {
 	return over
 }
 
-func (e *Engine) connection(nc net.Conn, cfg *tls.Config) {
+func (e *Engine) connection(nc net.Conn, l Listener) {
 	defer e.wg.Done()
 	e.server.Connections.Add(1)
 	defer e.server.Connections.Add(-1)
@@ -244,7 +249,7 @@ func (e *Engine) connection(nc net.Conn, cfg *tls.Config) {
 		e.mu.Unlock()
 		c.close()
 	}()
-	if cfg != nil && !c.handshake(cfg) {
+	if l.TLS != nil && !c.handshake(l) {
 		return
 	}
 	c.serve()

@@ -35,6 +35,7 @@ type conn struct {
 	secure  bool
 	peer    netip.Addr
 	text    string       // peer as text
+	via     string       // the proxy at the other end, from its certificate; empty for a client
 	old     atomic.Int64 // unix nanoseconds from which the client is asked to leave
 	busy    atomic.Bool
 
@@ -84,7 +85,7 @@ func newConn(e *Engine, nc net.Conn) *conn {
 
 // prepare writes what every exchange of the connection has in common.
 func (c *conn) prepare() {
-	c.x.Peer, c.x.PeerText, c.x.TLS, c.x.Protocol = c.peer, c.text, c.secure, "HTTP/1.1"
+	c.x.Peer, c.x.PeerText, c.x.TLS, c.x.Protocol, c.x.Via = c.peer, c.text, c.secure, "HTTP/1.1", c.via
 }
 
 func (c *conn) close() {
@@ -93,11 +94,11 @@ func (c *conn) close() {
 	putBack(c.buf)
 }
 
-// handshake turns the connection into TLS within the header time.
-func (c *conn) handshake(cfg *tls.Config) bool {
+// handshake turns the connection into TLS within the header time. It is false when nothing is left to serve here.
+func (c *conn) handshake(l Listener) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), c.e.opts.HeaderTime)
 	defer cancel()
-	tc := tls.Server(c.nc, cfg)
+	tc := tls.Server(c.nc, l.TLS)
 	if tc.HandshakeContext(ctx) != nil {
 		return false
 	}
@@ -106,6 +107,17 @@ func (c *conn) handshake(cfg *tls.Config) bool {
 	c.turn.Reset(tc)
 	c.e.mu.Unlock()
 	c.secure = true
+	state := tc.ConnectionState()
+	if l.Via != nil {
+		var err error
+		if c.via, err = l.Via(state); err != nil {
+			return false
+		}
+	}
+	if other := l.Other[state.NegotiatedProtocol]; other != nil {
+		other(tc)
+		return false
+	}
 	c.prepare()
 	return true
 }

@@ -109,6 +109,7 @@ func (h *h2Front) handle(w http.ResponseWriter, r *http.Request) {
 	x := s.Acquire()
 	st := &stream{x: x, w: w, r: r, ctl: http.NewResponseController(w), start: time.Now(), old: c.isOld(time.Now())}
 	x.Start, x.Peer, x.PeerText, x.TLS, x.Protocol = st.start, c.peer, c.text, c.secure, "HTTP/2.0"
+	x.Via = c.via
 	if why := st.request(); why != reason.None {
 		x.Refuse(why)
 		answer(x, st, true)

@@ -62,6 +62,14 @@ type Proxy struct {
 	AdminTokenHash string         `json:"admin_token_hash"` // "sha256:" + hex
 	AccessLog      string         `json:"access_log"`       // path, "-" or empty
 	PermitLoopback bool           `json:"permit_loopback"`  // upstreams and JWKS URLs on loopback
+	// Peer is where the other proxies of the world reach this one, by mutual TLS; none = no peer listener.
+	Peer netip.AddrPort `json:"peer,omitzero"`
+	// Peers are the peer listeners of the other proxies of the cell, for a start with an empty disk.
+	Peers []netip.AddrPort `json:"peers,omitempty"`
+	// ObjectStore is a URL prefix below which the cell's copy lies: /targets/<region> and /blobs/<digest>. Optional.
+	ObjectStore string `json:"object_store,omitempty"`
+	// MaxConnectionAge is the age, give or take a fifth, at which clients are asked to connect anew; 0 = 5 min.
+	MaxConnectionAge time.Duration `json:"max_connection_age_ns,omitempty"`
 }
 
 // Router starts `globalrouter serve --bootstrap`.

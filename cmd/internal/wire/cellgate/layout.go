@@ -17,6 +17,7 @@ const (
 
 	portHTTPS       = 8443
 	portHTTP        = 8080
+	portPeer        = 8444
 	portProxyAdmin  = 9901
 	portRouterAdmin = 9902
 	portProber      = 9903
@@ -134,7 +135,7 @@ func (l *layout) cell(region cells.RegionID, r, c int, limit cells.MilliRPS) cel
 		own := l.ip(r, c*10+p)
 		cell.Nodes = append(cell.Nodes, cells.Node{
 			ID: cells.NodeID(fmt.Sprintf("%s/%d", id, p)), Address: own,
-			Admin: netip.AddrPortFrom(own, portProxyAdmin),
+			Admin: netip.AddrPortFrom(own, portProxyAdmin), Peer: netip.AddrPortFrom(own, portPeer),
 		})
 	}
 	return cell

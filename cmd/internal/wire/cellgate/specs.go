@@ -296,13 +296,19 @@ func (b *builder) proxy(r int, cell cells.Cell, node cells.Node, edgeCert, edgeK
 		OwnHTTP: at(own, portHTTP), OwnHTTPS: at(own, portHTTPS), Admin: node.Admin,
 		EdgeCert: edgeCert, EdgeKey: edgeKey, AdminCert: cert, AdminKey: key,
 		AdminTokenHash: hashOf(b.keys.tokens.Admin), PermitLoopback: true,
+		Peer: node.Peer,
+	}
+	for _, other := range cell.Nodes {
+		if other.ID != node.ID {
+			p.Peers = append(p.Peers, other.Peer)
+		}
 	}
 	file, err := b.save("proxy/"+string(node.ID), common.DataDir, p)
 	if err != nil {
 		return err
 	}
 	made := b.add("proxy", string(node.ID), tierDoor, file, bindings{
-		tcp: []netip.AddrPort{p.SharedHTTP, p.SharedHTTPS, p.OwnHTTP, p.OwnHTTPS, p.Admin},
+		tcp: []netip.AddrPort{p.SharedHTTP, p.SharedHTTPS, p.OwnHTTP, p.OwnHTTPS, p.Admin, p.Peer},
 	}, readyHTTP(p.OwnHTTP))
 	made.spec.Alive = newFrontDoor(p.OwnHTTP).alive
 	return nil

@@ -26,6 +26,7 @@ import (
 	"github.com/cellgate/cellgate/proxy/callers"
 	"github.com/cellgate/cellgate/proxy/engine"
 	"github.com/cellgate/cellgate/proxy/listen"
+	"github.com/cellgate/cellgate/proxy/peer"
 	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/snapshot"
 	"github.com/cellgate/cellgate/trust"
@@ -42,6 +43,7 @@ type worldNode struct {
 	signer *trust.Signer
 	roots  *trust.Roots
 	agent  *agent.Agent
+	copies *peer.Service // for the peers of the cell
 	first  chan struct{} // closed when there is something to serve
 	once   sync.Once
 	used   usage
@@ -65,6 +67,10 @@ func serveWorld(parent context.Context, file string, stderr io.Writer) error {
 		return err
 	}
 	if err := n.follow(); err != nil {
+		return err
+	}
+	own, err = n.bindPeer(ctx, own)
+	if err != nil {
 		return err
 	}
 	adm, err := n.bindAdmin() // after follow: its metrics read the agent
@@ -117,6 +123,8 @@ func checkBootstrap(b *bootstrap.Proxy) error {
 		return errors.New("own_http and own_https are both missing")
 	case !b.Admin.IsValid():
 		return errors.New("admin is missing")
+	case b.MaxConnectionAge < 0:
+		return errors.New("max_connection_age_ns is negative")
 	}
 	return nil
 }
@@ -177,7 +185,7 @@ func (n *worldNode) follow() (err error) {
 	n.agent, err = agent.New(agent.Options{
 		ID: n.boot.ID, Dir: filepath.Join(n.boot.DataDir, "config"), Roots: n.roots,
 		TLS: trust.ClientTLS(n.signer, n.roots, trust.RoleController), Controllers: n.boot.Controllers,
-		Apply: n.apply, Check: n.check, Reconnect: n.server.Reconnect, Observe: n.observe,
+		Copies: n.cellCopies(), Apply: n.apply, Check: n.check, Reconnect: n.server.Reconnect, Observe: n.observe,
 		ReportEvery: time.Second, Log: n.log,
 	})
 	return err
@@ -240,6 +248,7 @@ func (n *worldNode) run(ctx context.Context, own []engine.Listener, adm *admin.S
 		}
 	}
 	g.Go(failing(adm.Run))
+	g.Go(failing(n.copies.Run))
 	g.Go(func() error { n.signals(below, n.reloadCertificate); return nil })
 	n.log.Info("node up", "own_http", n.boot.OwnHTTP, "own_https", n.boot.OwnHTTPS, "admin", n.boot.Admin, "data_dir", n.boot.DataDir)
 	g.Go(failing(func(ctx context.Context) error { n.agent.Boot(); return n.agent.Run(ctx) }))
@@ -254,7 +263,7 @@ func (n *worldNode) run(ctx context.Context, own []engine.Listener, adm *admin.S
 }
 
 func (n *worldNode) engine() *engine.Engine {
-	return engine.New(n.server, engine.Options{Log: n.log})
+	return engine.New(n.server, engine.Options{Log: n.log, MaxAge: n.boot.MaxConnectionAge})
 }
 
 // serveShared joins the cell's addresses when there is something to serve.

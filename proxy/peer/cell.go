@@ -1,0 +1,110 @@
+package peer
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/peer"
+
+	"github.com/cellgate/cellgate/nodeapi"
+)
+
+func callerOf(ctx context.Context) (caller, bool) {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return caller{}, false
+	}
+	c, ok := p.AuthInfo.(caller)
+	return c, ok
+}
+
+// How long one peer may take. A peer that stalls is passed over; when all were, each gets the patience of the next round.
+const (
+	askLimit = 2 * time.Second
+	askers   = 4        // at once
+	maxAsked = 16       // peers of one look
+	maxOffer = 16 << 20 // bytes of one signed target
+)
+
+func patience() []time.Duration { return []time.Duration{3 * time.Second, 30 * time.Second} }
+
+// Cell asks the peers of the node's own cell.
+type Cell struct {
+	Peers []string    // host:port of their peer listeners
+	TLS   *tls.Config // to a proxy of the world
+	Log   *slog.Logger
+}
+
+func (c *Cell) client(address string) *nodeapi.Client {
+	return nodeapi.NewClient(nodeapi.Options{Controllers: []string{address}, TLS: c.TLS, Log: c.Log, MaxMessage: maxOffer})
+}
+
+// some are the peers in an order of chance, so that nodes that start together don't ask the same one.
+func (c *Cell) some() []string {
+	all := slices.Clone(c.Peers)
+	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	return all[:min(len(all), maxAsked)]
+}
+
+// Targets asks the peers what they serve. Who doesn't answer in time has nothing.
+func (c *Cell) Targets(ctx context.Context) [][]byte {
+	var mu sync.Mutex
+	var found [][]byte
+	var wg sync.WaitGroup
+	turn := make(chan struct{}, askers)
+	for _, p := range c.some() {
+		wg.Go(func() {
+			turn <- struct{}{}
+			defer func() { <-turn }()
+			ctx, cancel := context.WithTimeout(ctx, askLimit)
+			defer cancel()
+			reply, err := c.client(p).Poll(ctx, &nodeapi.Hello{})
+			if err != nil {
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			for _, m := range reply.GetMessages() {
+				if e := m.GetTarget().GetEnvelope(); e != nil {
+					found = append(found, e)
+					break // one is all that a peer serves
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return found
+}
+
+// Fetch gets all blobs from one peer, verified by digest.
+func (c *Cell) Fetch(ctx context.Context, digests []string) (map[string][]byte, error) {
+	var faults []error
+	for _, limit := range patience() {
+		for _, p := range c.some() {
+			blobs, err := c.fetch(ctx, p, digests, limit)
+			if err == nil {
+				return blobs, nil
+			}
+			if ctx.Err() != nil {
+				return nil, ctx.Err()
+			}
+			if limit == patience()[0] || !errors.Is(err, context.DeadlineExceeded) {
+				faults = append(faults, fmt.Errorf("peer %s: %w", p, err))
+			}
+		}
+	}
+	return nil, errors.Join(append(faults, errors.New("peer: no peer of the cell has all that is needed"))...)
+}
+
+func (c *Cell) fetch(ctx context.Context, address string, digests []string, limit time.Duration) (map[string][]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	return c.client(address).Fetch(ctx, digests)
+}
