@@ -195,3 +195,19 @@ func interrupted(t *testing.T, after time.Duration, dir string, args []string) {
 	}
 	harness.Eventually(t, 2*time.Second, "no process is left", func() bool { return len(orphans(t, dir)) == 0 })
 }
+
+// A world whose directory was removed could not be ordered any more, so it ends.
+func TestWorldEndsWithItsDirectory(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "w")
+	d := harness.Start(t, "cellgate", "up", "--dir", dir, "--net", "127.27.0.0/16", "--regions", "1", "--cells", "1", "--proxies", "1")
+	d.WaitOutput("ready after", 60*time.Second)
+	if err := os.RemoveAll(dir); err != nil {
+		t.Log(err) // what is written meanwhile may stay
+	}
+	if res := d.Wait(15 * time.Second); res.Code != 1 || !strings.Contains(res.Stderr, "directory was removed") {
+		t.Errorf("exit %d: %s", res.Code, res.Stderr)
+	}
+	if left := orphans(t, dir); len(left) > 0 {
+		t.Errorf("orphans: %v", left)
+	}
+}

@@ -601,3 +601,26 @@ func TestPrintedCommandsAreQuotedForAShell(t *testing.T) {
 		}
 	}
 }
+
+func TestLockIsLostWithItsFile(t *testing.T) {
+	dir := t.TempDir()
+	l, err := lockDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.release()
+	if l.lost() {
+		t.Error("lost at once")
+	}
+	for _, step := range []func() error{
+		func() error { return os.Remove(filepath.Join(dir, "lock")) },
+		func() error { return os.WriteFile(filepath.Join(dir, "lock"), nil, 0o600) }, // somebody else's
+	} {
+		if err := step(); err != nil {
+			t.Fatal(err)
+		}
+		if !l.lost() {
+			t.Error("not lost")
+		}
+	}
+}

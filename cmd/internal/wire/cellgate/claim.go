@@ -82,6 +82,16 @@ func lockDir(dir string) (*dirLock, error) {
 	return &dirLock{f}, nil
 }
 
+// lost says that the lock's file is no longer in the directory, so that it keeps nobody out.
+func (l *dirLock) lost() bool {
+	there, err := os.Stat(l.f.Name())
+	if err != nil {
+		return errors.Is(err, os.ErrNotExist)
+	}
+	own, err := l.f.Stat()
+	return err == nil && !os.SameFile(own, there)
+}
+
 func (l *dirLock) release() { _ = l.f.Close() }
 
 // running says whether a supervisor holds the directory.

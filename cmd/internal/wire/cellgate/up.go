@@ -55,6 +55,7 @@ func (o Options) validate() error {
 
 var (
 	errDown    = errors.New("ordered down")
+	errGone    = errors.New("the world's directory was removed")
 	errTooLong = errors.New("the world did not become ready in time")
 )
 
@@ -64,6 +65,7 @@ type world struct {
 	opts    Options
 	home    home
 	keys    *keyring
+	lock    *dirLock
 	group   *supervise.Group
 	made    []process
 	say     func(format string, args ...any)
@@ -130,6 +132,7 @@ func (w *world) claim() (release func(), err error) {
 		lock.release()
 		return nil, err
 	}
+	w.lock = lock
 	return func() { block.release(); lock.release() }, nil
 }
 
@@ -182,6 +185,7 @@ func (w *world) live(ctx context.Context, bin string, log *slog.Logger, hooks Ho
 		}
 	}
 	go ctl.serve(ctx)
+	go w.guard(ctx)
 	if err := w.start(ctx, bin); err != nil {
 		if ctx.Err() != nil {
 			return fmt.Errorf("stopped before the world was ready: %w", context.Cause(ctx))
@@ -190,7 +194,19 @@ func (w *world) live(ctx context.Context, bin string, log *slog.Logger, hooks Ho
 	}
 	hooks.Ready()
 	<-ctx.Done()
+	if cause := context.Cause(ctx); errors.Is(cause, errGone) {
+		return cause
+	}
 	return nil
+}
+
+// guard ends a world whose directory is gone: it could be neither ordered nor started again.
+func (w *world) guard(ctx context.Context) {
+	for pause(ctx, time.Second) {
+		if w.lock.lost() {
+			w.stop(errGone)
+		}
+	}
 }
 
 func (w *world) start(ctx context.Context, bin string) error {
