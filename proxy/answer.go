@@ -42,6 +42,8 @@ func challenge(why reason.Reason) string {
 		return "Bearer"
 	case reason.KeyInvalid:
 		return `Bearer error="invalid_token", error_description="The API key is not valid"`
+	case reason.Denied:
+		return `Bearer error="invalid_token", error_description="The credentials are revoked"`
 	case reason.TokenExpired:
 		return `Bearer error="invalid_token", error_description="The token has expired or is not valid yet"`
 	}

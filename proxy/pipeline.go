@@ -19,7 +19,8 @@ var stages = [...]stage{
 	clientDeadline, // what time the client gives
 	target,         // host and path in their one normal form
 	matchRoute,     // tenant, route, its timeout
-	authenticate,   // who calls, and may they
+	deniedRoute,    // what operators have switched off
+	authenticate,   // who calls, and may they: the denylist counts before anything remembered
 	limits,         // tenant, consumer, user
 	payload,        // the size that the request announces
 	choose,         // upstream of the route, retry rules

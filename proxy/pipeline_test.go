@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cellgate/cellgate/denylist"
 	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/reason"
 	"github.com/cellgate/cellgate/snapshot"
@@ -122,6 +123,23 @@ func TestCredentialsCarryTenantAndPolicy(t *testing.T) {
 	x = exchangeOf(t, serverOf(t, s, 1), get("/open"))
 	if x.Run() != Next || len(s.asked) != 1 {
 		t.Fatal("a public route asked who calls")
+	}
+}
+
+func TestADeniedRouteIsRefusedBeforeAnybodyIsAsked(t *testing.T) {
+	s := &script{refuse: -1}
+	srv := serverOf(t, s, 1)
+	srv.Deny(denylist.Compile([]denylist.Entry{{Kind: denylist.Route, ID: "closed"}}))
+	x := exchangeOf(t, srv, get("/closed", "Authorization: Bearer x"))
+	if x.Run() != Reply || x.Reason != reason.RouteDenied || x.Status != 503 || len(s.asked) != 0 {
+		t.Fatalf("%v, asked %d times", x.Reason, len(s.asked))
+	}
+	if x = exchangeOf(t, srv, get("/open")); x.Run() != Next {
+		t.Fatalf("another route: %v", x.Reason)
+	}
+	srv.Deny(nil)
+	if x = exchangeOf(t, srv, get("/closed", "Authorization: Bearer x")); x.Run() != Next {
+		t.Fatalf("after the removal: %v", x.Reason)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cellgate/cellgate/denylist"
 	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/proxy/upstream"
 	"github.com/cellgate/cellgate/snapshot"
@@ -28,6 +29,7 @@ type Server struct {
 	exchanges sync.Pool
 	apply     sync.Mutex
 
+	denied    atomic.Pointer[denylist.Set]
 	draining  atomic.Bool
 	reconnect atomic.Bool
 	changed   atomic.Pointer[chan struct{}]
@@ -76,6 +78,9 @@ func (s *Server) Program() *program.Program {
 	}
 	return nil
 }
+
+// Deny replaces the list of routes that are refused; callers are the Authenticator's. It holds from the next request on.
+func (s *Server) Deny(set *denylist.Set) { s.denied.Store(set) }
 
 // Ready says whether the node wants new clients: it has a program and is neither draining nor being left.
 // It never depends on the control plane (CASES G53). A node that clients are asked to leave stays ready: it serves.

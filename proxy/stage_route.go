@@ -44,3 +44,11 @@ func matchRoute(x *Exchange) Verdict {
 	x.Deadline = x.Start.Add(timeout)
 	return Next
 }
+
+// deniedRoute refuses a route that operators have switched off (D6).
+func deniedRoute(x *Exchange) Verdict {
+	if x.server.denied.Load().Route(x.match.Route.ID) {
+		return x.refuse(reason.RouteDenied)
+	}
+	return Next
+}

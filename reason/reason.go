@@ -23,6 +23,8 @@ const (
 	DeadlineExpired
 	NoRoute
 	MethodNotAllowed
+	RouteDenied
+	Denied
 	TokenMissing
 	TokenInvalid
 	TokenExpired
@@ -71,6 +73,8 @@ var table = [count]entry{
 	DeadlineExpired:  {"deadline_expired", 504, "The request deadline had passed on arrival"},
 	NoRoute:          {"no_route", 404, "No route takes this request"},
 	MethodNotAllowed: {"method_not_allowed", 405, "The route does not take this method"},
+	RouteDenied:      {"route_denied", 503, "The operator has switched this route off"},
+	Denied:           {"denied", 401, "The operator has revoked these credentials"},
 	TokenMissing:     {"token_missing", 401, "A token is required"},
 	TokenInvalid:     {"token_invalid", 401, "The token is not valid"},
 	TokenExpired:     {"token_expired", 401, "The token has expired or is not valid yet"},

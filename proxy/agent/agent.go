@@ -28,6 +28,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cellgate/cellgate/cells"
+	"github.com/cellgate/cellgate/denylist"
 	"github.com/cellgate/cellgate/nodeapi"
 	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/report"
@@ -50,6 +51,8 @@ type Options struct {
 	Check func(*program.Program) error
 	// Reconnect is told whether clients should be asked to connect anew, because the node's cell is being evacuated.
 	Reconnect func(on bool)
+	// Deny puts the denylist in force; nil = nobody is told.
+	Deny func(*denylist.Set)
 	// Observe fills in what the node saw since the last call: counts, latencies, gauges. Nil = nothing.
 	Observe func(now time.Time) report.Node
 
@@ -68,6 +71,7 @@ type Agent struct {
 	client *nodeapi.Client
 	shelf  *shelf
 	poke   chan struct{} // capacity 1: something arrived
+	denied *denials
 
 	mu       sync.Mutex
 	ledger   report.Snapshot
@@ -134,6 +138,7 @@ func New(opt Options) (*Agent, error) {
 		a.log.Error("the record of stored snapshots is damaged; trying what lies on disk", "error", err)
 		a.shelf.state.Good = a.sortStrays(a.shelf.strays(time.Now()))
 	}
+	a.denied = newDenials(a, time.Now())
 	a.applied = order{a.shelf.state.Epoch, a.shelf.state.Number}
 	a.seen = a.applied
 	a.client = nodeapi.NewClient(nodeapi.Options{
@@ -160,6 +165,9 @@ func defaults(opt *Options) {
 	if opt.Reconnect == nil {
 		opt.Reconnect = func(bool) {}
 	}
+	if opt.Deny == nil {
+		opt.Deny = func(*denylist.Set) {}
+	}
 	if opt.Observe == nil {
 		opt.Observe = func(time.Time) report.Node { return report.Node{} }
 	}
@@ -173,6 +181,10 @@ func (a *Agent) hello() *nodeapi.Hello {
 
 // receive keeps the newest target and the lists of overrides for the loop; it never blocks.
 func (a *Agent) receive(m *nodeapi.Down, from report.Source) {
+	if d := m.GetDenylist(); d != nil {
+		a.denied.receive(d.GetEnvelope())
+		return
+	}
 	a.mu.Lock()
 	if t := m.GetTarget(); t != nil {
 		a.arrived = &arrival{t.GetEnvelope(), from, a.client}
@@ -203,6 +215,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		g.Go(func() error { return a.client.Run(ctx) })
 	}
 	g.Go(func() error { return a.reports(ctx) })
+	g.Go(func() error { return a.denied.run(ctx) })
 	g.Go(func() error { return a.follow(ctx) })
 	return g.Wait()
 }
@@ -297,13 +310,18 @@ type Status struct {
 	Heard     time.Time          `json:"heard"` // when a controller was last in touch; the start of the process until then
 	Evacuated bool               `json:"cell_evacuated"`
 	Orders    []cells.Evacuation `json:"evacuations,omitempty"`
+	// Denied is the number of denylist entries in force, DeniedAge the time since a controller last confirmed the list.
+	Denied    int           `json:"denied"`
+	DeniedAge time.Duration `json:"denylist_age_ns"`
 }
 
 // Status is safe to call at any time.
 func (a *Agent) Status() Status {
+	denied, age := a.denied.status(time.Now())
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return Status{
+		Denied: denied, DeniedAge: age,
 		Node: a.opt.ID, Snapshot: a.ledger, Epoch: a.applied.epoch, Number: a.applied.number, Share: a.share,
 		Connected: a.client.Connected(), Heard: a.heard, Evacuated: a.evacuate, Orders: a.orders,
 	}

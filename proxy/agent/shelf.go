@@ -24,6 +24,7 @@ import (
 //	shards/<digest>     blobs; one that several snapshots share lies here once
 //	overrides.json      the newest signed lists of evacuations
 //	target              the signed target that is served, for peers with an empty disk
+//	denylist.json       the newest signed denylists; its own loop writes it
 //
 // Order of writing: blobs, manifest, directories, then state.json; so state.json never names what isn't there.
 type shelf struct {

@@ -281,6 +281,7 @@ func (a *Agent) serve(next *prepared, from report.Source, share int) {
 // whole. Without any, the node stays not ready and waits for a controller. It must be called before Run.
 func (a *Agent) Boot() {
 	now := time.Now()
+	a.denied.load(now)
 	a.loadOverrides(now)
 	before := a.shelf.state
 	if next := before.boot(); next.Trial != before.Trial {

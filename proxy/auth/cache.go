@@ -81,6 +81,18 @@ func (c *Cache) Put(tenant string, v *Verifier, keys *Keys, token string, r Resu
 	}
 }
 
+// Forget drops what is remembered of the identities that drop names.
+func (c *Cache) Forget(drop func(*Identity) bool) {
+	for i := range c.sets {
+		for j := range c.sets[i] {
+			place := &c.sets[i][j]
+			if e := place.Load(); e != nil && drop(e.result.Identity) && place.CompareAndSwap(e, nil) {
+				c.bytes.Add(-int64(len(e.token)))
+			}
+		}
+	}
+}
+
 // victim chooses the place for e: the one that holds the same token, else an unused or expired one, else one by hash.
 func (c *Cache) victim(e *entry, now int64) (*atomic.Pointer[entry], *entry) {
 	set := &c.sets[e.hash&c.mask]

@@ -26,7 +26,9 @@ type Identity struct {
 	// Consumer is the id of the client organisation: the policy's consumer claim, or the owner of the API key.
 	Consumer string
 	Issuer   string
-	Scopes   []string
+	// TokenID is the token's jti; empty when it has none.
+	TokenID string
+	Scopes  []string
 	// Until is when the credentials stop being accepted, Skew included; zero for an API key.
 	Until time.Time
 }

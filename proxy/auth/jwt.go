@@ -146,7 +146,7 @@ func (v *Verifier) claims(raw []byte, now time.Time) (*Identity, reason.Reason) 
 	if claim := v.policy.ConsumerClaim; claim != "" {
 		ok = ok && text(m, claim, &id.Consumer) && id.Consumer != ""
 	}
-	if !ok || !scopes(m, id) {
+	if !ok || !text(m, "jti", &id.TokenID) || !scopes(m, id) {
 		return nil, reason.TokenInvalid
 	}
 	for _, want := range v.policy.Scopes {

@@ -5,8 +5,10 @@ package callers
 import (
 	"bytes"
 	"net/netip"
+	"sync/atomic"
 	"time"
 
+	"github.com/cellgate/cellgate/denylist"
 	"github.com/cellgate/cellgate/proxy"
 	"github.com/cellgate/cellgate/proxy/auth"
 	"github.com/cellgate/cellgate/proxy/limit"
@@ -34,6 +36,7 @@ type Authenticator struct {
 	forged *limit.Table // bad signatures by source
 	budget limit.Limit
 	start  time.Time
+	denied atomic.Pointer[denylist.Set]
 }
 
 var _ proxy.Authenticator = (*Authenticator)(nil)
@@ -51,13 +54,13 @@ func (a *Authenticator) Authenticate(c *proxy.Credentials, id *proxy.Identity, n
 	case c.Policy.JWT != nil:
 		return a.token(c, id, now)
 	case c.Policy.APIKey != nil:
-		return key(c, id), nil
+		return a.key(c, id), nil
 	}
 	return reason.AuthUnavailable, nil
 }
 
 // key takes the API key from X-API-Key or from "Bearer cg_…"; two that differ are invalid.
-func key(c *proxy.Credentials, id *proxy.Identity) reason.Reason {
+func (a *Authenticator) key(c *proxy.Credentials, id *proxy.Identity) reason.Reason {
 	sent := c.APIKey
 	if token, ok := bearer(c.Authorization); ok && bytes.HasPrefix(token, []byte(auth.KeyPrefix)) {
 		if sent != nil && !bytes.Equal(sent, token) {
@@ -67,6 +70,9 @@ func key(c *proxy.Credentials, id *proxy.Identity) reason.Reason {
 	}
 	if sent == nil {
 		return reason.TokenMissing
+	}
+	if a.denied.Load().Key(sent) {
+		return reason.Denied
 	}
 	if c.Program.Identity.APIKeys == nil {
 		return reason.AuthUnavailable
@@ -96,6 +102,9 @@ func (a *Authenticator) token(c *proxy.Credentials, id *proxy.Identity, now time
 	if c.Fresh = !known; !known {
 		r = a.verify(c, v, keys, string(token), now)
 	}
+	if a.shutOut(r.Identity) {
+		return reason.Denied, nil
+	}
 	if r.Identity != nil {
 		id.User, id.Consumer, id.Issuer = r.Identity.Subject, r.Identity.Consumer, r.Identity.Issuer
 	}
@@ -103,6 +112,21 @@ func (a *Authenticator) token(c *proxy.Credentials, id *proxy.Identity, now time
 		return r.Reason, a.keys.Refetch(c.Policy.JWT.JWKS)
 	}
 	return r.Reason, nil
+}
+
+// Deny replaces the list of callers that are refused, and forgets what was remembered of them. It holds from the next
+// request on, whatever is remembered: the list is asked each time.
+func (a *Authenticator) Deny(set *denylist.Set) {
+	a.denied.Store(set)
+	if set != nil {
+		a.cache.Forget(a.shutOut)
+	}
+}
+
+// shutOut says whether a verified caller is on the denylist.
+func (a *Authenticator) shutOut(id *auth.Identity) bool {
+	set := a.denied.Load()
+	return set != nil && id != nil && (set.User(id.Issuer, id.Subject) || set.Token(id.Issuer, id.TokenID))
 }
 
 // verify does the work for a token that is not known yet, within the bad-signature budget of its source.

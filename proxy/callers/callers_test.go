@@ -65,7 +65,7 @@ func newIssuer(t testing.TB) issuer {
 
 func (i issuer) token(kid string, expires time.Time) []byte {
 	s, _ := jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: jose.JSONWebKey{Key: i.key, KeyID: kid}}, nil)
-	payload, _ := json.Marshal(map[string]any{"iss": "i", "aud": "a", "sub": "alice", "azp": "acme", "exp": expires.Unix()})
+	payload, _ := json.Marshal(map[string]any{"iss": "i", "aud": "a", "sub": "alice", "azp": "acme", "jti": "alices-token", "exp": expires.Unix()})
 	jws, _ := s.Sign(payload)
 	token, _ := jws.CompactSerialize()
 	return append([]byte("Bearer "), token...)

@@ -192,7 +192,7 @@ func tally(c *report.Counts, r *proxy.Record) {
 		c.NoRoute++
 	case why >= reason.TokenMissing && why <= reason.ScopeMissing:
 		c.Auth++
-	case why == reason.DeadlineExpired || r.Status < 500:
+	case why == reason.DeadlineExpired || why == reason.RouteDenied || r.Status < 500:
 	case why.Gateway():
 		c.Gateway++
 	default:

@@ -80,6 +80,8 @@ func config(s *proxy.Server) configView {
 type origin struct {
 	known        uint64
 	since, heard time.Time
+	denied       int
+	deniedAge    time.Duration // 0 where there is no denylist
 }
 
 // registry holds all metrics of the node.
@@ -119,6 +121,8 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(desc("snapshot_active_seconds", "Time since the served snapshot was activated."), time.Since(from.since).Seconds())
 	}
 	gauge(desc("config_age_seconds", "Time since the source of the configuration was last in touch."), time.Since(from.heard).Seconds())
+	gauge(desc("denylist_entries", "Callers and routes that are denied."), float64(from.denied))
+	gauge(desc("denylist_age_seconds", "Time since a controller last confirmed the denylist; an alarm above 60."), from.deniedAge.Seconds())
 	gauge(desc("connections", "Open client connections."), float64(st.Connections))
 	gauge(desc("in_flight", "Exchanges under way."), float64(st.InFlight))
 	gauge(desc("snapshot", "Number of the snapshot that is served."), float64(st.Snapshot))

@@ -36,6 +36,7 @@ type core struct {
 	meter   *meter.Meter
 	cert    *listen.Certificate // nil = no TLS
 	server  *proxy.Server
+	callers *callers.Authenticator
 	applied time.Time
 }
 
@@ -50,8 +51,9 @@ func newCore(log *slog.Logger, allow snapshot.Allow, keysDir, accessLog string) 
 		}
 		recorders = append(recorders, c.access)
 	}
+	c.callers = callers.NewAuthenticator(c.keys, start)
 	c.server = proxy.New(proxy.Options{
-		Auth:      callers.NewAuthenticator(c.keys, start),
+		Auth:      c.callers,
 		Limits:    callers.NewLimiter(start),
 		Recorders: recorders,
 		Upstream:  upstream.Options{Allow: allow},

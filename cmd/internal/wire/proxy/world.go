@@ -22,6 +22,7 @@ import (
 
 	"github.com/cellgate/cellgate/cmd/internal/admin"
 	"github.com/cellgate/cellgate/cmd/internal/bootstrap"
+	"github.com/cellgate/cellgate/denylist"
 	"github.com/cellgate/cellgate/proxy/agent"
 	"github.com/cellgate/cellgate/proxy/callers"
 	"github.com/cellgate/cellgate/proxy/engine"
@@ -177,7 +178,7 @@ func (n *worldNode) configPage(w http.ResponseWriter, _ *http.Request) {
 
 func (n *worldNode) origin() origin {
 	st := n.agent.Status()
-	return origin{known: st.Snapshot.Known, since: st.Snapshot.Since, heard: st.Heard}
+	return origin{known: st.Snapshot.Known, since: st.Snapshot.Since, heard: st.Heard, denied: st.Denied, deniedAge: st.DeniedAge}
 }
 
 // follow opens the node's disk and makes its agent.
@@ -185,10 +186,16 @@ func (n *worldNode) follow() (err error) {
 	n.agent, err = agent.New(agent.Options{
 		ID: n.boot.ID, Dir: filepath.Join(n.boot.DataDir, "config"), Roots: n.roots,
 		TLS: trust.ClientTLS(n.signer, n.roots, trust.RoleController), Controllers: n.boot.Controllers,
-		Copies: n.cellCopies(), Apply: n.apply, Check: n.check, Reconnect: n.server.Reconnect, Observe: n.observe,
+		Copies: n.cellCopies(), Apply: n.apply, Check: n.check, Reconnect: n.server.Reconnect, Deny: n.deny, Observe: n.observe,
 		ReportEvery: time.Second, Log: n.log,
 	})
 	return err
+}
+
+// deny shuts callers and routes out, and lets them in again.
+func (n *worldNode) deny(set *denylist.Set) {
+	n.callers.Deny(set)
+	n.server.Deny(set)
 }
 
 // apply gets the key sets of new providers under way, waits a moment for them, and swaps.

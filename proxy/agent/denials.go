@@ -1,0 +1,240 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/cellgate/cellgate/cells"
+	"github.com/cellgate/cellgate/denylist"
+	"github.com/cellgate/cellgate/internal/durable"
+	"github.com/cellgate/cellgate/trust"
+)
+
+// StaleDenylist is the age at which a node's denylist is an alarm. Controllers confirm theirs every 15 s.
+const StaleDenylist = time.Minute
+
+// maxSigners bounds the lists that are kept: the newest of each controller that ever signed one for this node.
+const maxSigners = 4
+
+// denials is the node's denylist. Its loop is its own, so that a denial never waits for a snapshot that is being fetched.
+// Lists are united, never replaced: what one controller doesn't know of, another may.
+type denials struct {
+	id     cells.NodeID
+	file   string
+	verify func(envelope []byte, at time.Time) (payload []byte, by trust.Identity, err error)
+	apply  func(*denylist.Set)
+	log    *slog.Logger
+	poke   chan struct{} // capacity 1: something arrived
+
+	mu      sync.Mutex
+	waiting [][]byte
+	entries []denylist.Entry // with removals
+	live    int
+	fresh   time.Time // when a controller last said or confirmed the list; the start of the process until then
+	stale   bool      // the alarm was given
+
+	// Owned by the loop.
+	kept []signedBy
+	next time.Time // when the next entry expires
+}
+
+// signedBy is the newest list of one controller as it was signed.
+type signedBy struct {
+	By       cells.NodeID `json:"by"`
+	Digest   string       `json:"digest"`
+	Accepted time.Time    `json:"accepted"`
+	Envelope []byte       `json:"envelope"`
+}
+
+// storedDenials is the form of denylist.json.
+type storedDenials struct {
+	Form  int        `json:"form"`
+	Lists []signedBy `json:"lists"`
+}
+
+const denialsForm = 1
+
+func newDenials(a *Agent, now time.Time) *denials {
+	return &denials{
+		id: a.opt.ID, file: a.shelf.path("denylist.json"), apply: a.opt.Deny, log: a.log, poke: make(chan struct{}, 1), fresh: now,
+		verify: func(envelope []byte, at time.Time) ([]byte, trust.Identity, error) {
+			return a.opt.Roots.Verify(trust.KindDenylist, envelope, at, trust.RoleController)
+		},
+	}
+}
+
+// receive keeps what arrived for the loop; it never blocks. Each list is the whole of what its signer knows, so that the
+// newest suffice when the loop is behind.
+func (d *denials) receive(envelope []byte) {
+	d.mu.Lock()
+	d.waiting = append(d.waiting, envelope)
+	d.waiting = d.waiting[max(0, len(d.waiting)-2*maxSigners):]
+	d.mu.Unlock()
+	select {
+	case d.poke <- struct{}{}:
+	default:
+	}
+}
+
+// run takes lists in and lets entries expire, until ctx ends.
+func (d *denials) run(ctx context.Context) error {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-d.poke:
+			d.takeAll(time.Now())
+		case <-tick.C:
+			d.watch(time.Now())
+		}
+	}
+}
+
+func (d *denials) takeAll(now time.Time) {
+	d.mu.Lock()
+	waiting := d.waiting
+	d.waiting = nil
+	d.mu.Unlock()
+	changed := false
+	for _, envelope := range waiting {
+		news, err := d.take(signedBy{Accepted: now, Envelope: envelope}, now)
+		if err != nil {
+			d.log.Warn("denylist refused", "error", err)
+		}
+		changed = changed || news
+	}
+	if !changed {
+		return
+	}
+	d.put(now)
+	raw, err := json.Marshal(storedDenials{denialsForm, d.kept})
+	if err == nil {
+		err = durable.Write(d.file, raw)
+	}
+	if err != nil {
+		d.log.Error("denylist not stored; it is lost on a restart until a controller says it again", "error", err)
+	}
+}
+
+// take looks at one envelope; news says that it carried a list which this node didn't have.
+func (d *denials) take(s signedBy, now time.Time) (news bool, err error) {
+	payload, by, err := d.verify(s.Envelope, s.Accepted)
+	if err != nil {
+		return false, err
+	}
+	list, err := denylist.Decode(payload)
+	if err != nil {
+		return false, err
+	}
+	if list.Region != d.id.Region() {
+		return false, fmt.Errorf("agent: the denylist of region %q is not for us", list.Region)
+	}
+	s.By, s.Digest = by.ID, list.Digest
+	have := d.signed(s.By)
+	if have >= 0 && d.kept[have].Digest == s.Digest {
+		d.confirm(now)
+		return false, nil
+	}
+	if list.Beat {
+		return false, nil // its list is on the way, and fresh only then
+	}
+	if have >= 0 {
+		d.kept = append(d.kept[:have], d.kept[have+1:]...)
+	}
+	d.kept = append(d.kept, s)
+	d.kept = d.kept[max(0, len(d.kept)-maxSigners):]
+	d.confirm(now)
+	d.mu.Lock()
+	d.entries = denylist.Current(denylist.Unite(d.entries, list.Entries), now)
+	d.mu.Unlock()
+	return true, nil
+}
+
+func (d *denials) signed(by cells.NodeID) int {
+	for i, k := range d.kept {
+		if k.By == by {
+			return i
+		}
+	}
+	return -1
+}
+
+func (d *denials) confirm(now time.Time) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.fresh = now
+	if d.stale {
+		d.stale = false
+		d.log.Info("the denylist is up to date again")
+	}
+}
+
+// put makes the entries of now count.
+func (d *denials) put(now time.Time) {
+	d.mu.Lock()
+	live := denylist.Live(d.entries, now)
+	if d.live != len(live) {
+		d.log.Info("denylist", "entries", len(live), "before", d.live)
+	}
+	d.live, d.next = len(live), time.Time{}
+	d.mu.Unlock()
+	for _, e := range live {
+		if d.next.IsZero() || e.Expires.Before(d.next) {
+			d.next = e.Expires
+		}
+	}
+	d.apply(denylist.Compile(live))
+}
+
+// watch lets entries expire and gives the alarm for a list that nobody has confirmed for too long.
+func (d *denials) watch(now time.Time) {
+	if !d.next.IsZero() && !now.Before(d.next) {
+		d.put(now)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if age := now.Sub(d.fresh); age > StaleDenylist && !d.stale {
+		d.stale = true
+		d.log.Error("ALARM: no controller has confirmed the denylist; new denials may not hold here", "age", age.Round(time.Second))
+	}
+}
+
+// status is the number of entries that deny, and the age of the list.
+func (d *denials) status(now time.Time) (entries int, age time.Duration) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.live, now.Sub(d.fresh)
+}
+
+// load brings back what was known before the restart. The list is not fresh by that.
+func (d *denials) load(now time.Time) {
+	raw, err := os.ReadFile(d.file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	var stored storedDenials
+	if err == nil {
+		err = json.Unmarshal(raw, &stored)
+	}
+	if err == nil && stored.Form != denialsForm {
+		err = fmt.Errorf("form %d is not readable here", stored.Form)
+	}
+	for _, l := range stored.Lists {
+		if err == nil {
+			_, err = d.take(l, now)
+		}
+	}
+	if err != nil {
+		d.log.Error("the stored denylist is not usable; waiting for a controller to say it", "error", err)
+	}
+	d.put(now)
+}

@@ -1,0 +1,114 @@
+package agent
+
+import (
+	"bytes"
+	"log/slog"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cellgate/cellgate/denylist"
+	"github.com/cellgate/cellgate/nodeapi"
+	"github.com/cellgate/cellgate/trust"
+)
+
+func denial(id string, removed bool, at time.Time) denylist.Entry {
+	return denylist.Entry{Kind: denylist.User, ID: id, Reason: "x", By: "t", At: at, Expires: at.Add(time.Hour), Removed: removed}
+}
+
+func (c *controller) denylist(by *trust.Signer, l denylist.List) *nodeapi.Down {
+	return &nodeapi.Down{Message: &nodeapi.Down_Denylist{Denylist: &nodeapi.Signed{Envelope: c.sign(by, trust.KindDenylist, l)}}}
+}
+
+// denying is a node that remembers the set it was given last.
+func (w *world) denying(dir string) (*proxy, *atomic.Pointer[denylist.Set]) {
+	set := &atomic.Pointer[denylist.Set]{}
+	return w.node(dir, func(o *Options) { o.Deny = set.Store }), set
+}
+
+func TestADenialReachesTheNodeAndOutlivesItsRestart(t *testing.T) {
+	w, dir, now := newWorld(t), t.TempDir(), time.Now()
+	w.ctl.start(t)
+	n, set := w.denying(dir)
+	w.ctl.post(w.ctl.denylist(w.ctl.signer, denylist.NewList("eu-west", []denylist.Entry{denial("ann", false, now), denial("bob", false, now)}, now)))
+	w.eventually("the denial", func() bool { return set.Load().User("i", "ann") })
+	// A controller elsewhere that knows less takes nothing away; its removals count.
+	elsewhere := w.signer(trust.RoleController, "us-east/1")
+	w.ctl.post(w.ctl.denylist(elsewhere, denylist.NewList("eu-west", []denylist.Entry{denial("bob", true, now.Add(time.Second))}, now)))
+	w.eventually("the removal", func() bool { return !set.Load().User("i", "bob") })
+	if !set.Load().User("i", "ann") {
+		t.Fatal("a list that says less took a denial away")
+	}
+	n.stop()
+	w.ctl.addr = ""
+	n, set = w.denying(dir)
+	if !set.Load().User("i", "ann") || set.Load().User("i", "bob") || n.Status().Denied != 1 {
+		t.Fatalf("after a restart without a controller: %+v", n.Status())
+	}
+}
+
+func TestListsThatAreNotForUsOrForgedChangeNothing(t *testing.T) {
+	w, now := newWorld(t), time.Now()
+	_, set := w.denying(t.TempDir())
+	n, _ := New(Options{ID: node, Dir: t.TempDir(), Roots: w.roots, Apply: w.node(t.TempDir()).opt.Apply, Deny: set.Store})
+	list := denylist.NewList("eu-west", []denylist.Entry{denial("ann", false, now)}, now)
+	other := list
+	other.Region = "us-east"
+	forged := w.ctl.denylist(w.signer(trust.RoleController, "eu-west/2"), list).GetDenylist().Envelope
+	forged[len(forged)-40] ^= 1
+	for name, envelope := range map[string][]byte{
+		"another region's": w.ctl.denylist(w.ctl.signer, other).GetDenylist().Envelope,
+		"a proxy's":        w.ctl.denylist(w.signer(trust.RoleProxy, "eu-west/b/1"), list).GetDenylist().Envelope,
+		"another kind":     w.ctl.sign(w.ctl.signer, trust.KindOverrides, list),
+		"forged":           forged, "no envelope": []byte("x"),
+	} {
+		if _, err := n.denied.take(signedBy{Accepted: now, Envelope: envelope}, now); err == nil {
+			t.Errorf("%s list is accepted", name)
+		}
+	}
+	if live, _ := n.denied.status(now); live != 0 {
+		t.Errorf("%d entries", live)
+	}
+}
+
+func TestADenylistThatNobodyConfirmsForAMinuteIsAnAlarm(t *testing.T) {
+	w, now := newWorld(t), time.Now()
+	var log bytes.Buffer
+	var set atomic.Pointer[denylist.Set]
+	n, err := New(Options{ID: node, Dir: t.TempDir(), Roots: w.roots, Apply: w.node(t.TempDir()).opt.Apply, Deny: set.Store, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	must(t, err)
+	take := func(l denylist.List, at time.Time) {
+		t.Helper()
+		n.denied.receive(w.ctl.denylist(w.ctl.signer, l).GetDenylist().Envelope)
+		n.denied.takeAll(at)
+	}
+	alarms := func() int { return strings.Count(log.String(), "ALARM") }
+	list := denylist.NewList("eu-west", []denylist.Entry{denial("ann", false, now)}, now)
+	take(list, now)
+	// Beats keep the list young; a beat of a list that the node doesn't have doesn't.
+	for s := 15; s <= 120; s += 15 {
+		at := now.Add(time.Duration(s) * time.Second)
+		take(list.NewBeat(at), at)
+		n.denied.watch(at)
+	}
+	if _, age := n.denied.status(now.Add(2 * time.Minute)); age != 0 || alarms() != 0 {
+		t.Fatalf("age %v, %d alarms while beats come", age, alarms())
+	}
+	for s := 121; s <= 190; s++ {
+		at := now.Add(time.Duration(s) * time.Second)
+		take(denylist.NewList("eu-west", nil, at).NewBeat(at), at)
+		n.denied.watch(at)
+	}
+	if _, age := n.denied.status(now.Add(190 * time.Second)); age != 70*time.Second || alarms() != 1 {
+		t.Fatalf("age %v, %d alarms", age, alarms())
+	}
+	take(list.NewBeat(now), now.Add(200*time.Second))
+	if _, age := n.denied.status(now.Add(200 * time.Second)); age != 0 || !strings.Contains(log.String(), "up to date again") {
+		t.Fatalf("age %v after a beat", age)
+	}
+	n.denied.watch(now.Add(time.Hour))
+	if set.Load().User("i", "ann") {
+		t.Fatal("an expired entry still denies")
+	}
+}
