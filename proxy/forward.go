@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/cellgate/cellgate/proxy/http1"
+	"github.com/cellgate/cellgate/reason"
 )
 
 // AppendRequest appends the head that the upstream gets: the client's fields without hop-by-hop, framing, forwarding and
@@ -79,6 +80,14 @@ func headerSafe(id string) string {
 // Hurried says whether the client gives less time than the route does.
 func (x *Exchange) Hurried() bool {
 	return x.asked > 0 && x.match.Route != nil && x.asked < x.match.Route.Timeout
+}
+
+// Expired is the reason when no time is left to ask the upstream in: the client's own deadline or the route's (I5).
+func (x *Exchange) Expired() reason.Reason {
+	if x.Hurried() {
+		return reason.DeadlineExpired
+	}
+	return reason.TotalTimeout
 }
 
 // UpstreamDeadline is when attempts must have ended: the deadline less a reserve of 5%, at least 10 ms, to answer in (I5).

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -157,6 +158,19 @@ func TestLimitsAreSharedAndNeverBelowOne(t *testing.T) {
 	exchangeOf(t, serverOf(t, s, 1000), get("/closed")).Run()
 	if c := s.claims[0]; c.Rate != 1 || c.Burst != 1 {
 		t.Fatalf("a thousandth of 100/second: %+v", c)
+	}
+}
+
+// An anonymous caller is its IPv4 address or its IPv6 /64: moving about in the latter gives nobody a fresh bucket (H5).
+func TestAnAnonymousCallerIsAnIPv4AddressOrAnIPv6Network(t *testing.T) {
+	for address, want := range map[string]string{"192.0.2.1": "192.0.2.1", "2001:db8:1:2:3:4:5:6": "2001:db8:1:2::/64", "2001:db8:1:2::9": "2001:db8:1:2::/64"} {
+		s := &script{refuse: -1}
+		x := exchangeOf(t, serverOf(t, s, 1), get("/closed"))
+		x.Peer, x.PeerText = netip.MustParseAddr(address), address
+		x.Run()
+		if c := s.claims[len(s.claims)-1]; c.Key.Kind != reason.RateUser || c.Key.Caller != want {
+			t.Errorf("%s counts as %q", address, c.Key.Caller)
+		}
 	}
 }
 

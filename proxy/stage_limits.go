@@ -47,13 +47,19 @@ func (x *Exchange) claim(kind reason.Reason, r snapshot.Rate, route, caller stri
 	}
 }
 
-// caller is whom a user limit counts: the verified user, else the consumer, else the address.
+// caller is whom a user limit counts: the verified user, else the consumer, else the address. Whoever has one IPv6 address
+// has its whole /64, so all of that is one caller (H5).
 func (x *Exchange) caller() string {
 	switch {
 	case x.identity.User != "":
 		return x.identity.User
 	case x.identity.Consumer != "":
 		return x.identity.Consumer
+	}
+	if x.Peer.Is6() {
+		if p, err := x.Peer.WithZone("").Prefix(64); err == nil {
+			return p.String()
+		}
 	}
 	return x.PeerText
 }

@@ -71,6 +71,9 @@ func (f *forwarding) attempts() bool {
 				return f.fail(reason.NoEndpoint)
 			}
 		}
+		if !f.x.UpstreamDeadline(f.now).After(f.now) {
+			return f.fail(f.x.Expired())
+		}
 		result, why := f.attempt(i, fresh)
 		f.now = time.Now()
 		f.settle(result, f.now)

@@ -5,6 +5,7 @@ import (
 	"io"
 	"maps"
 	"net"
+	"net/http"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -451,5 +452,20 @@ func TestImpatientAndSlowClientsAreNoEvidenceAgainstAnUpstream(t *testing.T) {
 				t.Fatal("an endpoint was ejected")
 			}
 		})
+	}
+}
+
+// I5: no time left means no upstream call, also on a connection that lies ready.
+func TestADeadlineThatLeavesNoTimeReachesNoUpstream(t *testing.T) {
+	var calls atomic.Int32
+	w := start(t, handler(t, func(w http.ResponseWriter, _ *http.Request) { calls.Add(1); w.WriteHeader(204) }), setup{})
+	c := w.dial()
+	c.send(get("/")).answer("GET")
+	for _, field := range []string{"X-Request-Timeout-Ms: 1", "X-Request-Timeout-Ms: 10", "Grpc-Timeout: 1n", "Grpc-Timeout: 999u"} {
+		res, body, _ := c.send("GET / HTTP/1.1\r\nHost: a.example\r\n" + field + "\r\n\r\n").answer("GET")
+		problem(t, res, body, reason.DeadlineExpired)
+	}
+	if n := calls.Load(); n != 1 {
+		t.Fatalf("the upstream was called %d times", n-1)
 	}
 }
