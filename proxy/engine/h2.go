@@ -147,6 +147,12 @@ func (s *stream) request() reason.Reason {
 	if err := req.Begin(s.x.Scratch, s.r.Method, s.r.Host, target, length); err != nil {
 		return headReason(err)
 	}
+	if !s.framed() {
+		return reason.BadFraming
+	}
+	if len(s.r.Header["Expect"]) > 0 { // the library has taken out what it knows
+		return reason.BadRequest
+	}
 	for name, values := range s.r.Header {
 		for _, v := range values {
 			if err := req.Add(name, v); err != nil {
@@ -155,6 +161,17 @@ func (s *stream) request() reason.Reason {
 		}
 	}
 	return reason.None
+}
+
+// framed says whether Content-Length, if there is one, is the only one and means what the stream says (RFC 9113,
+// section 8.1.1); the library looks at the first, and at none when the stream ends with its head.
+func (s *stream) framed() bool {
+	said := s.r.Header["Content-Length"]
+	if len(said) == 0 {
+		return true
+	}
+	n, err := strconv.ParseUint(said[0], 10, 62)
+	return len(said) == 1 && err == nil && int64(n) == s.r.ContentLength
 }
 
 func (s *stream) Read(p []byte) (int, error) {

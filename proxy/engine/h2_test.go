@@ -4,6 +4,7 @@ package engine
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -15,12 +16,14 @@ import (
 	"math/big"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 
 	"github.com/cellgate/cellgate/reason"
 )
@@ -318,5 +321,72 @@ func TestSwappingSnapshotsKeepsConnections(t *testing.T) {
 	}
 	if err := w.server.Apply(compile(t, 3, plainDocument+fmt.Sprintf("  - {id: other, endpoints: [%q]}\n", up), up), 1); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// What HTTP/1 is refused for, HTTP/2 is refused for.
+func TestHTTP2LengthsAndExpectationsAreAsStrictAsHTTP1s(t *testing.T) {
+	w := start(t, handler(t, echo), setup{})
+	for name, c := range map[string]struct {
+		fields []string
+		body   string
+		why    reason.Reason
+	}{
+		"two lengths":               {[]string{"content-length", "3", "content-length", "4"}, "abc", reason.BadFraming},
+		"two equal lengths":         {[]string{"content-length", "3", "content-length", "3"}, "abc", reason.BadFraming},
+		"a length without a body":   {[]string{"content-length", "3"}, "", reason.BadFraming},
+		"an unknown expectation":    {[]string{"expect", "tea"}, "abc", reason.BadRequest},
+		"the right length":          {[]string{"content-length", "3"}, "abc", reason.None},
+		"length 0 without a body":   {[]string{"content-length", "0"}, "", reason.None},
+		"the expectation of a body": {[]string{"content-length", "3", "expect", "100-continue"}, "abc", reason.None},
+	} {
+		t.Run(name, func(t *testing.T) {
+			status, why := rawStream(t, w.addr, c.fields, c.body)
+			if want := cmp.Or(c.why.Status(), 200); status != want || why != c.why.String() {
+				t.Fatalf("%d %q, want %d %q", status, why, want, c.why)
+			}
+		})
+	}
+}
+
+// rawStream sends one POST frame by frame and gives the status and the reason of its answer.
+func rawStream(t *testing.T, addr string, fields []string, body string) (status int, why string) {
+	t.Helper()
+	c, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+	_, _ = io.WriteString(c, http2.ClientPreface)
+	f := http2.NewFramer(c, c)
+	f.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+	_ = f.WriteSettings()
+	var block bytes.Buffer
+	enc := hpack.NewEncoder(&block)
+	fields = append([]string{":method", "POST", ":scheme", "http", ":authority", "a.example", ":path", "/"}, fields...)
+	for i := 0; i < len(fields); i += 2 {
+		_ = enc.WriteField(hpack.HeaderField{Name: fields[i], Value: fields[i+1]})
+	}
+	_ = f.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block.Bytes(), EndHeaders: true, EndStream: body == ""})
+	if body != "" {
+		_ = f.WriteData(1, true, []byte(body))
+	}
+	for {
+		frame, err := f.ReadFrame()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h, ok := frame.(*http2.MetaHeadersFrame); ok {
+			status, _ = strconv.Atoi(h.PseudoValue("status"))
+			for _, field := range h.Fields {
+				if field.Name == "x-cellgate-reason" {
+					why = field.Value
+				}
+			}
+			if status >= 200 {
+				return status, why
+			}
+		}
 	}
 }
