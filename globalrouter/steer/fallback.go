@@ -2,6 +2,7 @@ package steer
 
 import (
 	"cmp"
+	"encoding/binary"
 	"maps"
 	"reflect"
 	"slices"
@@ -14,9 +15,10 @@ import (
 // of the row, which keeps the names alive but asks nobody for room.
 const (
 	maxFallbackBytes = 256 << 10
-	maxFallbackWork  = 1 << 15 // slots that one step places for fallbacks
+	maxFallbackWork  = 1 << 14 // slots that one step places for fallbacks
 	fallbackMargin   = 95      // percent of a level that is used: load may drift until the fallbacks are made again
-	detourBytes      = 40      // of a Detour beside its runs
+	detourBytes      = 40      // of a Detour beside its runs and localities
+	localityBytes    = 5       // of an index in Detour.Localities
 	fallbackBytes    = 40      // of a Fallback beside its rows
 )
 
@@ -100,7 +102,7 @@ func (w *work) bounded(made map[string][]Detour, losses map[string][]int) []Fall
 func (f *Fallback) size() int {
 	n := fallbackBytes
 	for _, d := range f.Rows {
-		n += detourBytes + d.Row.printed()
+		n += detourBytes + localityBytes*len(d.Localities) + d.Row.printed()
 	}
 	return n
 }
@@ -167,17 +169,17 @@ func (w *work) without(lost []int, owned [][]share) (out []Detour, slots int) {
 		return cmp.Or(cmp.Compare(a.set, b.set), cmp.Compare(a.loc, b.loc), cmp.Compare(a.cell, b.cell))
 	})
 	var pieces []piece
-	for i, g := range gone {
+	var atoms []share
+	for _, g := range gone {
 		if !f.usable(g.set) {
 			continue
 		}
-		if i == 0 || len(out) == 0 || out[len(out)-1].Set != g.set || out[len(out)-1].Locality != g.loc {
+		if n := len(atoms); n == 0 || atoms[n-1].set != g.set || atoms[n-1].loc != g.loc {
 			if &f.next.Plan.Rows[g.set][0] == &w.next.Plan.Rows[g.set][0] {
 				f.next.Plan.Rows[g.set] = slices.Clone(w.next.Plan.Rows[g.set])
 			}
-			row := slices.Clone(w.next.Plan.Rows[g.set][g.loc])
-			f.next.Plan.Rows[g.set][g.loc] = row
-			out = append(out, Detour{Set: g.set, Locality: g.loc, Row: row})
+			f.next.Plan.Rows[g.set][g.loc] = slices.Clone(w.next.Plan.Rows[g.set][g.loc])
+			atoms = append(atoms, g)
 		}
 		pieces = append(pieces, piece{set: g.set, loc: g.loc, from: g.cell, n: g.n, forced: true})
 		slots += g.n
@@ -191,29 +193,39 @@ func (w *work) without(lost []int, owned [][]share) (out []Detour, slots int) {
 	for i := range pieces {
 		f.overflow(&pieces[i])
 	}
-	for _, d := range out {
-		smooth(d.Row, w.next.Plan.Rows[d.Set][d.Locality], lost)
+	at := map[string]int{} // index in out, by set and row
+	var key []byte
+	for _, a := range atoms {
+		row := f.next.Plan.Rows[a.set][a.loc]
+		smooth(row, w.next.Plan.Rows[a.set][a.loc], lost)
+		key = binary.BigEndian.AppendUint32(key[:0], uint32(a.set))
+		for _, c := range row {
+			key = binary.BigEndian.AppendUint16(key, c)
+		}
+		i, seen := at[string(key)]
+		if !seen {
+			i = len(out)
+			at[string(key)] = i
+			out = append(out, Detour{Set: a.set, Row: row})
+		}
+		out[i].Localities = append(out[i].Localities, a.loc)
 	}
 	return out, slots
 }
 
-// smooth sorts the receivers of each lost cell's slots, so that the row has few runs: the hash makes all slots alike.
+// smooth sorts the receivers of the lost cells' slots, so that the row has few runs: the hash makes all slots alike.
 func smooth(row, was Row, lost []int) {
+	gone := func(i int) bool { return slices.Contains(lost, int(was[i])) }
 	var to []uint16
-	for _, c := range lost {
-		to = to[:0]
-		for i := range row {
-			if int(was[i]) == c {
-				to = append(to, row[i])
-			}
+	for i, c := range row {
+		if gone(i) {
+			to = append(to, c)
 		}
-		slices.Sort(to)
-		k := 0
-		for i := range row {
-			if int(was[i]) == c {
-				row[i] = to[k]
-				k++
-			}
+	}
+	slices.Sort(to)
+	for i := range row {
+		if gone(i) {
+			row[i], to = to[0], to[1:]
 		}
 	}
 }

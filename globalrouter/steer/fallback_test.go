@@ -33,7 +33,9 @@ func (s State) with(f Fallback) State {
 		s.Plan.Rows[set] = slices.Clone(s.Plan.Rows[set])
 	}
 	for _, d := range f.Rows {
-		s.Plan.Rows[d.Set][d.Locality] = d.Row
+		for _, l := range d.Localities {
+			s.Plan.Rows[d.Set][l] = d.Row
+		}
 	}
 	return s
 }
@@ -65,10 +67,12 @@ func (w *walk) lossIsCarried(id string, lost []int, f Fallback) {
 	isLost := func(c uint16) bool { return slices.Contains(lost, int(c)) }
 	changed := map[int]Row{}
 	for _, d := range f.Rows {
-		changed[d.Locality] = d.Row
-		for i, c := range w.state.Plan.Rows[d.Set][d.Locality] {
-			if isLost(d.Row[i]) || !isLost(c) && d.Row[i] != c {
-				w.t.Fatalf("without %s slot %d of cell %d goes to cell %d", id, i, c, d.Row[i])
+		for _, l := range d.Localities {
+			changed[l] = d.Row
+			for i, c := range w.state.Plan.Rows[d.Set][l] {
+				if isLost(d.Row[i]) || !isLost(c) && d.Row[i] != c {
+					w.t.Fatalf("without %s slot %d of cell %d goes to cell %d", id, i, c, d.Row[i])
+				}
 			}
 		}
 	}
@@ -285,8 +289,9 @@ func TestHostileFallbacksAreRefused(t *testing.T) {
 	for name, spoil := range map[string]func(){
 		"lost":      func() { first()["lost"] = "nowhere" },
 		"doubled":   func() { m["fallbacks"] = append([]any{first()}, m["fallbacks"].([]any)...) },
+		"place":     func() { row()["localities"] = []any{} },
 		"set":       func() { row()["set"] = 9 },
-		"locality":  func() { row()["locality"] = -1 },
+		"locality":  func() { row()["localities"] = []any{-1} },
 		"row":       func() { row()["row"] = "7*256" },
 		"short row": func() { row()["row"] = "1*5" },
 		"no row":    func() { delete(row(), "row") },

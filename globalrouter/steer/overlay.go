@@ -77,7 +77,9 @@ func (p *Plan) overlay(by []Withdrawal) *overlay {
 		}
 		o.detours[c] = map[int]Row{}
 		for _, d := range rows[id] {
-			o.detours[c][d.Set*len(p.Localities)+d.Locality] = d.Row
+			for _, l := range d.Localities {
+				o.detours[c][d.Set*len(p.Localities)+l] = d.Row
+			}
 		}
 	}
 	return o

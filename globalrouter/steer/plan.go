@@ -58,11 +58,11 @@ type Fallback struct {
 	Rows []Detour `json:"rows"`
 }
 
-// Detour is the row of one atom in a fallback.
+// Detour is the row of some atoms in a fallback: those of one set that then have the same row.
 type Detour struct {
-	Set      int `json:"set"`      // index of Plan.Sets
-	Locality int `json:"locality"` // index of Plan.Localities
-	Row      Row `json:"row"`
+	Set        int   `json:"set"`        // index of Plan.Sets
+	Localities []int `json:"localities"` // indices of Plan.Localities, ascending
+	Row        Row   `json:"row"`
 }
 
 // Locality is a place that clients come from.

@@ -146,29 +146,43 @@ func (p *Plan) validRow(s, l int, row Row, member []bool) error {
 // validFallbacks wants each loss once, each of its atoms once, and no row that names a cell that is lost.
 func (p *Plan) validFallbacks() error {
 	at := p.losses()
-	member := make([][]bool, len(p.Sets))
+	members := make([][]bool, len(p.Sets))
 	last, rows := "", 0
-	for _, f := range p.Fallbacks {
+	for i := range p.Fallbacks {
+		f := &p.Fallbacks[i]
 		if rows += len(f.Rows); at[f.Lost] == nil || f.Lost <= last || rows > maxDetours {
 			return fmt.Errorf("plan: fallback for %q: no such cell or region, out of order, or more than %d rows", f.Lost, maxDetours)
 		}
 		last = f.Lost
-		done := -1
-		for _, d := range f.Rows {
-			if d.Set < 0 || d.Set >= len(p.Sets) || d.Locality < 0 || d.Locality >= len(p.Localities) || d.Set*len(p.Localities)+d.Locality <= done {
-				return fmt.Errorf("plan: fallback for %q: set %d, locality %d does not exist or is out of order", f.Lost, d.Set, d.Locality)
+		if err := p.validDetours(f, at[f.Lost], members); err != nil {
+			return fmt.Errorf("fallback for %q: %w", f.Lost, err)
+		}
+	}
+	return nil
+}
+
+// validDetours checks one fallback; members is filled in for the sets that it speaks of.
+func (p *Plan) validDetours(f *Fallback, lost []int, members [][]bool) error {
+	seen := map[[2]int]bool{}
+	for _, d := range f.Rows {
+		if d.Set < 0 || d.Set >= len(p.Sets) || len(d.Localities) == 0 {
+			return fmt.Errorf("plan: set %d does not exist, or no locality", d.Set)
+		}
+		for _, l := range d.Localities {
+			if l < 0 || l >= len(p.Localities) || seen[[2]int{d.Set, l}] {
+				return fmt.Errorf("plan: locality %d does not exist or is doubled", l)
 			}
-			done = d.Set*len(p.Localities) + d.Locality
-			if member[d.Set] == nil {
-				member[d.Set] = p.members(d.Set)
-			}
-			if err := p.validRow(d.Set, d.Locality, d.Row, member[d.Set]); err != nil {
-				return fmt.Errorf("fallback for %q: %w", f.Lost, err)
-			}
-			for _, c := range at[f.Lost] {
-				if slices.Contains(d.Row, uint16(c)) {
-					return fmt.Errorf("plan: fallback for %q names its cell %s", f.Lost, p.Cells[c].ID)
-				}
+			seen[[2]int{d.Set, l}] = true
+		}
+		if members[d.Set] == nil {
+			members[d.Set] = p.members(d.Set)
+		}
+		if err := p.validRow(d.Set, d.Localities[0], d.Row, members[d.Set]); err != nil {
+			return err
+		}
+		for _, c := range lost {
+			if slices.Contains(d.Row, uint16(c)) {
+				return fmt.Errorf("plan: it names its own cell %s", p.Cells[c].ID)
 			}
 		}
 	}
