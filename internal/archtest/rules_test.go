@@ -33,7 +33,7 @@ func floors() map[string]int {
 		"cells": words, "snapshot": words, "report": words, "problem": words, "reason": words, "denylist": words,
 
 		"health": judgement, "capacity": judgement, "cells/placement": judgement, "regionctl/rollout": judgement,
-		"globalrouter/locate": judgement, "globalrouter/steer": judgement, "globalrouter/answer": judgement,
+		"globalrouter/locate": judgement, "globalrouter/steer": judgement, "globalrouter/answer": judgement, "globalrouter/view": judgement,
 		"proxy/route": judgement, "proxy/path": judgement, "proxy/auth": judgement, "proxy/limit": judgement, "proxy/split": judgement,
 		"proxy/balance": judgement, "proxy/breaker": judgement, "proxy/retry": judgement, "proxy/shed": judgement, "proxy/cache": judgement,
 		"proxy/transform": judgement, "proxy/http1": judgement, "proxy/http2": judgement, "proxy/program": judgement,
@@ -56,6 +56,7 @@ func sameFloor() map[string][]string {
 		"regionctl/rollout":   {"health"},
 		"globalrouter/steer":  {"health", "capacity"},
 		"globalrouter/answer": {"globalrouter/steer", "globalrouter/locate"},
+		"globalrouter/view":   {"globalrouter/steer", "health"},
 		"proxy/route":         {"proxy/path"},
 		"proxy/http1":         {"proxy/path"},
 		"proxy/program":       {"proxy/auth", "proxy/path", "proxy/route", "proxy/split", "proxy/limit", "proxy/retry"},
@@ -140,7 +141,7 @@ func neverIn() map[string][]string {
 
 // exceptNever are parts of what neverIn names that are words or judgement, which anybody may use.
 func exceptNever() []string {
-	return []string{"regionctl/rollout", "globalrouter/steer", "globalrouter/locate", "globalrouter/answer", "proxy/path"}
+	return []string{"regionctl/rollout", "globalrouter/steer", "globalrouter/locate", "globalrouter/answer", "globalrouter/view", "proxy/path"}
 }
 
 // longFunctions may have more than maxFunction lines: one main switch or straight-line wiring each.
