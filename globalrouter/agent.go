@@ -24,10 +24,16 @@ type Agent struct {
 	Server *Server
 	// Verify gives the payload of an envelope signed by a controller, judged as of now.
 	Verify func(envelope []byte, now time.Time) ([]byte, error)
+	// Withdraw says what this router takes out of a plan by its own view; none = nothing, and nil = never anything.
+	Withdraw func(*steer.Plan) (by []steer.Withdrawal, none bool)
+	// Served is told after each swap which sets answer as if all were up; nil = nobody is.
+	Served func(allUp []string)
 	Log    *slog.Logger
 
-	mu   sync.Mutex // guards Zone once the agent runs
-	held Held       // guarded by mu
+	mu    sync.Mutex // guards Zone once the agent runs, and what follows
+	held  Held
+	table *Table             // what the plan says, with nothing withdrawn
+	by    []steer.Withdrawal // what the served table is without; nil = nothing
 }
 
 // Held is the plan that an agent serves; Plan is nil when there is none.
@@ -139,14 +145,53 @@ func (a *Agent) Rezone(z *Zone) error {
 	if err != nil {
 		return err
 	}
-	a.Zone = z
-	a.Server.Swap(table)
+	a.Zone, a.table = z, table
+	a.swap(a.withdrawn())
 	return nil
 }
 
-func (a *Agent) serve(plan *steer.Plan, table *Table, source string) {
+// Review swaps the served table if the router's own view has changed what it takes out of the plan.
+func (a *Agent) Review() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.held.Plan == nil {
+		return
+	}
+	if by := a.withdrawn(); !slices.Equal(by, a.by) {
+		a.swap(by)
+	}
+}
+
+// withdrawn is what the router's own view takes out of the held plan.
+func (a *Agent) withdrawn() []steer.Withdrawal {
+	if a.Withdraw == nil || a.held.Plan == nil {
+		return nil
+	}
+	by, none := a.Withdraw(a.held.Plan)
+	if none {
+		return nil
+	}
+	return by
+}
+
+// swap serves the table of the held plan without what is withdrawn.
+func (a *Agent) swap(by []steer.Withdrawal) {
+	table, allUp := a.table, []string(nil)
+	if by != nil {
+		var rows [][]steer.Row
+		rows, allUp = a.held.Plan.Overlay(by)
+		table = table.Reroute(rows)
+	}
+	a.by = by
 	a.Server.Swap(table)
-	a.held = Held{Plan: plan, Source: source}
+	if a.Served != nil {
+		a.Served(allUp)
+	}
+}
+
+func (a *Agent) serve(plan *steer.Plan, table *Table, source string) {
+	a.held, a.table = Held{Plan: plan, Source: source}, table
+	a.swap(a.withdrawn())
 	a.Log.Info("serving a plan", "epoch", plan.Epoch, "number", plan.Number, "source", source, "all_down", plan.AllDown, "unplaced", len(plan.Unplaced))
 	if out := a.Zone.Misfits(plan); len(out) > 0 {
 		a.Log.Warn("the plan has names that do not fit the zone", "count", len(out), "name", out[0].Name, "why", out[0].Why)

@@ -35,6 +35,11 @@ func Compile(zone *Zone, plan *steer.Plan, geo []GeoEntry, blind bool) (*Table, 
 	return &Table{zone: zone, fast: answer.New(zone.forFastPath(), plan, l, blind)}, nil
 }
 
+// Reroute is the same table, which has a plan, with other rows for the plan's atoms.
+func (t *Table) Reroute(rows [][]steer.Row) *Table {
+	return &Table{zone: t.zone, fast: t.fast.Reroute(rows)}
+}
+
 // Misfit is a name of a plan that the zone cannot take as it is.
 type Misfit struct{ Name, Why string }
 

@@ -292,6 +292,7 @@ type Down struct {
 	//	*Down_Topology
 	//	*Down_Overrides
 	//	*Down_Denylist
+	//	*Down_Verdicts
 	Message       isDown_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -379,6 +380,15 @@ func (x *Down) GetDenylist() *Signed {
 	return nil
 }
 
+func (x *Down) GetVerdicts() *Signed {
+	if x != nil {
+		if x, ok := x.Message.(*Down_Verdicts); ok {
+			return x.Verdicts
+		}
+	}
+	return nil
+}
+
 type isDown_Message interface {
 	isDown_Message()
 }
@@ -403,6 +413,10 @@ type Down_Denylist struct {
 	Denylist *Signed `protobuf:"bytes,5,opt,name=denylist,proto3,oneof"` // denylist.List of the process's region, or its beat, for proxies
 }
 
+type Down_Verdicts struct {
+	Verdicts *Signed `protobuf:"bytes,6,opt,name=verdicts,proto3,oneof"` // health.Verdicts of this controller, about once a second, for routers
+}
+
 func (*Down_Target) isDown_Message() {}
 
 func (*Down_Plan) isDown_Message() {}
@@ -412,6 +426,8 @@ func (*Down_Topology) isDown_Message() {}
 func (*Down_Overrides) isDown_Message() {}
 
 func (*Down_Denylist) isDown_Message() {}
+
+func (*Down_Verdicts) isDown_Message() {}
 
 // Signed is a trust.Envelope in its encoded form.
 type Signed struct {
@@ -847,13 +863,14 @@ const file_nodeapi_proto_rawDesc = "" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\x04R\x06number\x12\x18\n" +
 	"\aversion\x18\x03 \x01(\x04R\aversion\x12\x12\n" +
-	"\x04nack\x18\x04 \x01(\tR\x04nack\"\xae\x02\n" +
+	"\x04nack\x18\x04 \x01(\tR\x04nack\"\xe9\x02\n" +
 	"\x04Down\x125\n" +
 	"\x06target\x18\x01 \x01(\v2\x1b.cellgate.nodeapi.v1.SignedH\x00R\x06target\x121\n" +
 	"\x04plan\x18\x02 \x01(\v2\x1b.cellgate.nodeapi.v1.SignedH\x00R\x04plan\x129\n" +
 	"\btopology\x18\x03 \x01(\v2\x1b.cellgate.nodeapi.v1.SignedH\x00R\btopology\x12;\n" +
 	"\toverrides\x18\x04 \x01(\v2\x1b.cellgate.nodeapi.v1.SignedH\x00R\toverrides\x129\n" +
-	"\bdenylist\x18\x05 \x01(\v2\x1b.cellgate.nodeapi.v1.SignedH\x00R\bdenylistB\t\n" +
+	"\bdenylist\x18\x05 \x01(\v2\x1b.cellgate.nodeapi.v1.SignedH\x00R\bdenylist\x129\n" +
+	"\bverdicts\x18\x06 \x01(\v2\x1b.cellgate.nodeapi.v1.SignedH\x00R\bverdictsB\t\n" +
 	"\amessage\"$\n" +
 	"\x06Signed\x12\x1a\n" +
 	"\benvelope\x18\x01 \x01(\fR\benvelope\"B\n" +
@@ -921,24 +938,25 @@ var file_nodeapi_proto_depIdxs = []int32{
 	4,  // 4: cellgate.nodeapi.v1.Down.topology:type_name -> cellgate.nodeapi.v1.Signed
 	4,  // 5: cellgate.nodeapi.v1.Down.overrides:type_name -> cellgate.nodeapi.v1.Signed
 	4,  // 6: cellgate.nodeapi.v1.Down.denylist:type_name -> cellgate.nodeapi.v1.Signed
-	3,  // 7: cellgate.nodeapi.v1.PollReply.messages:type_name -> cellgate.nodeapi.v1.Down
-	4,  // 8: cellgate.nodeapi.v1.RegionalOrders.overrides:type_name -> cellgate.nodeapi.v1.Signed
-	4,  // 9: cellgate.nodeapi.v1.RegionalOrders.denylist:type_name -> cellgate.nodeapi.v1.Signed
-	1,  // 10: cellgate.nodeapi.v1.Controller.Attach:input_type -> cellgate.nodeapi.v1.Up
-	0,  // 11: cellgate.nodeapi.v1.Controller.Poll:input_type -> cellgate.nodeapi.v1.Hello
-	6,  // 12: cellgate.nodeapi.v1.Controller.Fetch:input_type -> cellgate.nodeapi.v1.FetchRequest
-	8,  // 13: cellgate.nodeapi.v1.Controller.Rollups:input_type -> cellgate.nodeapi.v1.RollupsRequest
-	10, // 14: cellgate.nodeapi.v1.Controller.Orders:input_type -> cellgate.nodeapi.v1.RegionalOrders
-	3,  // 15: cellgate.nodeapi.v1.Controller.Attach:output_type -> cellgate.nodeapi.v1.Down
-	5,  // 16: cellgate.nodeapi.v1.Controller.Poll:output_type -> cellgate.nodeapi.v1.PollReply
-	7,  // 17: cellgate.nodeapi.v1.Controller.Fetch:output_type -> cellgate.nodeapi.v1.Chunk
-	9,  // 18: cellgate.nodeapi.v1.Controller.Rollups:output_type -> cellgate.nodeapi.v1.Rollup
-	11, // 19: cellgate.nodeapi.v1.Controller.Orders:output_type -> cellgate.nodeapi.v1.OrdersReply
-	15, // [15:20] is the sub-list for method output_type
-	10, // [10:15] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	4,  // 7: cellgate.nodeapi.v1.Down.verdicts:type_name -> cellgate.nodeapi.v1.Signed
+	3,  // 8: cellgate.nodeapi.v1.PollReply.messages:type_name -> cellgate.nodeapi.v1.Down
+	4,  // 9: cellgate.nodeapi.v1.RegionalOrders.overrides:type_name -> cellgate.nodeapi.v1.Signed
+	4,  // 10: cellgate.nodeapi.v1.RegionalOrders.denylist:type_name -> cellgate.nodeapi.v1.Signed
+	1,  // 11: cellgate.nodeapi.v1.Controller.Attach:input_type -> cellgate.nodeapi.v1.Up
+	0,  // 12: cellgate.nodeapi.v1.Controller.Poll:input_type -> cellgate.nodeapi.v1.Hello
+	6,  // 13: cellgate.nodeapi.v1.Controller.Fetch:input_type -> cellgate.nodeapi.v1.FetchRequest
+	8,  // 14: cellgate.nodeapi.v1.Controller.Rollups:input_type -> cellgate.nodeapi.v1.RollupsRequest
+	10, // 15: cellgate.nodeapi.v1.Controller.Orders:input_type -> cellgate.nodeapi.v1.RegionalOrders
+	3,  // 16: cellgate.nodeapi.v1.Controller.Attach:output_type -> cellgate.nodeapi.v1.Down
+	5,  // 17: cellgate.nodeapi.v1.Controller.Poll:output_type -> cellgate.nodeapi.v1.PollReply
+	7,  // 18: cellgate.nodeapi.v1.Controller.Fetch:output_type -> cellgate.nodeapi.v1.Chunk
+	9,  // 19: cellgate.nodeapi.v1.Controller.Rollups:output_type -> cellgate.nodeapi.v1.Rollup
+	11, // 20: cellgate.nodeapi.v1.Controller.Orders:output_type -> cellgate.nodeapi.v1.OrdersReply
+	16, // [16:21] is the sub-list for method output_type
+	11, // [11:16] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_nodeapi_proto_init() }
@@ -958,6 +976,7 @@ func file_nodeapi_proto_init() {
 		(*Down_Topology)(nil),
 		(*Down_Overrides)(nil),
 		(*Down_Denylist)(nil),
+		(*Down_Verdicts)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{

@@ -8,6 +8,8 @@ import (
 
 	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/health"
+	"github.com/cellgate/cellgate/regionctl/fleet"
+	"github.com/cellgate/cellgate/trust"
 )
 
 // verdicts is what this controller believes of every cell. Each controller judges for itself all the time, so that one
@@ -15,6 +17,7 @@ import (
 type verdicts struct {
 	mu    sync.Mutex
 	state health.State
+	count uint64 // of posts; owner: judge
 }
 
 func (v *verdicts) get() map[cells.CellID]health.Status {
@@ -47,11 +50,17 @@ func (c *Controller) healthConfig() health.Config {
 // judge steps the verdicts every 200 ms and logs their changes.
 func (c *Controller) judge(ctx context.Context) error {
 	cfg := c.healthConfig()
+	var posted time.Time
 	for sleep(ctx, 200*time.Millisecond) {
 		before := c.verdicts.get()
 		c.verdicts.step(c.seen(), cfg, c.opt.Now())
 		after := c.verdicts.get()
-		if maps.Equal(before, after) {
+		same := maps.Equal(before, after)
+		if now := c.opt.Now(); !same || now.Sub(posted) >= time.Second || now.Before(posted) {
+			posted = now
+			c.postVerdicts(after)
+		}
+		if same {
 			continue
 		}
 		for id, s := range after {
@@ -77,4 +86,15 @@ func (c *Controller) seen() []health.Seen {
 		}
 	}
 	return out
+}
+
+// postVerdicts tells the routers what this controller believes: they have no quorum of their own.
+func (c *Controller) postVerdicts(all map[cells.CellID]health.Status) {
+	c.verdicts.count++
+	envelope, err := c.opt.Signer.Sign(trust.KindVerdicts, encode(health.Verdicts{Form: health.VerdictsForm, Count: c.verdicts.count, Cells: all}))
+	if err != nil {
+		c.log.Error("verdicts could not be signed", "error", err)
+		return
+	}
+	c.board.Post(fleet.Mail{Kind: fleet.KindVerdicts, Envelope: envelope})
 }

@@ -19,6 +19,7 @@ const (
 	KindTopology  = "topology"  // cells.Topology
 	KindOverrides = "overrides" // []cells.Evacuation
 	KindDenylist  = "denylist"  // denylist.List
+	KindVerdicts  = "verdicts"  // health.Verdicts
 )
 
 // MaxPayload bounds what one envelope carries, in bytes.

@@ -117,6 +117,19 @@ func (t *Table) steer() {
 	}
 }
 
+// Reroute is the same table with other rows of the same sets and localities, made without looking at anything else.
+func (t *Table) Reroute(rows [][]steer.Row) *Table {
+	next, plan := *t, *t.plan
+	plan.Rows = rows
+	next.plan, next.even = &plan, make([]bool, 0, len(t.even))
+	for _, set := range rows {
+		for _, row := range set {
+			next.even = append(next.even, uniform(row))
+		}
+	}
+	return &next
+}
+
 func uniform(row steer.Row) bool {
 	for _, c := range row {
 		if c != row[0] {

@@ -36,7 +36,8 @@ type Config struct {
 	Fresh     time.Duration  // 4 s: how long a look, or a controller's word, counts
 }
 
-func (c Config) withDefaults() Config {
+// WithDefaults fills in production's times.
+func (c Config) WithDefaults() Config {
 	for d, v := range map[*time.Duration]time.Duration{
 		&c.DownAfter: 5 * time.Second, &c.UpAfter: 20 * time.Second, &c.FlapCap: 900 * time.Second,
 		&c.Ramp: 10 * time.Minute, &c.Fresh: 4 * time.Second,
@@ -86,7 +87,7 @@ type Cell struct {
 
 // Step takes in what is new and judges every cell of the plan at now.
 func Step(s State, in Inputs, cfg Config, now time.Time) State {
-	cfg = cfg.withDefaults()
+	cfg = cfg.WithDefaults()
 	hc := health.Config{
 		Vantages:  []cells.RegionID{cfg.Region},
 		DownAfter: cfg.DownAfter, UpAfter: cfg.UpAfter, FlapCap: cfg.FlapCap, Fresh: cfg.Fresh,
@@ -246,15 +247,21 @@ func (j *judge) sees() bool {
 
 // ordered is the share that the strictest order withdraws beyond what the plan has withdrawn already.
 func (j *judge) ordered(i int) (share int, closed bool, why string) {
-	p := j.in.Plan
+	cell := &j.in.Plan.Cells[i]
+	follows := func(e cells.Evacuation) bool { return e.Cell == cell.ID && e.Started.UnixMilli() == cell.Evacuation }
+	var end time.Time // of the move that the plan follows
+	if at := slices.IndexFunc(j.in.Orders, follows); at >= 0 && j.in.Orders[at].Standing(j.now) {
+		end = j.in.Orders[at].Started.Add(j.in.Orders[at].Over)
+	}
 	for _, e := range j.in.Orders {
-		if e.Cell != p.Cells[i].ID || j.now.Before(e.Started) {
+		if e.Cell != cell.ID || j.now.Before(e.Started) {
 			continue
 		}
 		n := 0
-		if e.Started.UnixMilli() == p.Cells[i].Evacuation {
+		switch {
+		case follows(e):
 			n = j.beyond(e)
-		} else {
+		case end.IsZero() || e.Started.Add(e.Over).Before(end): // else the plan is at least as strict
 			n = j.alone(e)
 		}
 		closed = closed || e.Standing(j.now)
@@ -338,6 +345,18 @@ func (s State) Summary() string {
 	for id, c := range s.Cells {
 		if c.Share > 0 {
 			out = append(out, fmt.Sprintf("%s %d/256 (%s)", id, c.Share, c.Why))
+		}
+	}
+	slices.Sort(out)
+	return strings.Join(out, ", ")
+}
+
+// Reasons is Summary without the shares, which change all the time.
+func (s State) Reasons() string {
+	var out []string
+	for id, c := range s.Cells {
+		if c.Share > 0 {
+			out = append(out, string(id)+" "+c.Why)
 		}
 	}
 	slices.Sort(out)

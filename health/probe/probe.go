@@ -32,6 +32,8 @@ const ReadyPath = "/.well-known/cellgate/ready"
 type Options struct {
 	From     cells.RegionID
 	Topology cells.Topology
+	// DoorsOnly leaves the nodes of the own region to other probers.
+	DoorsOnly bool
 	// Host is asked for by SNI and Host header, Path by the request line; empty Path = ReadyPath.
 	Host, Path string
 	Roots      *x509.CertPool
@@ -140,7 +142,7 @@ func (p *Prober) targets(topology cells.Topology) []target {
 		for _, a := range c.Addresses[:min(len(c.Addresses), 1)] {
 			list = append(list, target{cell: c.ID, https: at(a, c.HTTPS), http: at(a, c.HTTP)})
 		}
-		if c.ID.Region() != p.opt.From {
+		if c.ID.Region() != p.opt.From || p.opt.DoorsOnly {
 			continue
 		}
 		for _, n := range c.Nodes {

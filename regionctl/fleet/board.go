@@ -17,6 +17,7 @@ const (
 	KindPlan
 	KindTopology
 	KindOverrides
+	KindVerdicts
 	kinds
 )
 
@@ -39,6 +40,8 @@ func (m Mail) down() *nodeapi.Down {
 		return &nodeapi.Down{Message: &nodeapi.Down_Plan{Plan: s}}
 	case KindTopology:
 		return &nodeapi.Down{Message: &nodeapi.Down_Topology{Topology: s}}
+	case KindVerdicts:
+		return &nodeapi.Down{Message: &nodeapi.Down_Verdicts{Verdicts: s}}
 	default:
 		return &nodeapi.Down{Message: &nodeapi.Down_Overrides{Overrides: s}}
 	}

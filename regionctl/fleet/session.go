@@ -31,7 +31,7 @@ func interests(role trust.Role) []Kind {
 	case trust.RoleProxy:
 		return []Kind{KindTarget, KindOverrides}
 	case trust.RoleRouter:
-		return []Kind{KindPlan, KindTopology, KindOverrides}
+		return []Kind{KindPlan, KindTopology, KindOverrides, KindVerdicts}
 	case trust.RoleProber:
 		return []Kind{KindTopology}
 	default:

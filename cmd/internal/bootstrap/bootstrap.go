@@ -81,6 +81,11 @@ type Router struct {
 	AdminCert      string           `json:"admin_cert"`
 	AdminKey       string           `json:"admin_key"`
 	AdminTokenHash string           `json:"admin_token_hash"`
+	// Topology, EdgeCA, ProbeHost and ProbePath are for the router's own probes of the cells; without EdgeCA it has none.
+	Topology  cells.Topology `json:"topology"`
+	EdgeCA    string         `json:"edge_ca"`
+	ProbeHost string         `json:"probe_host"`
+	ProbePath string         `json:"probe_path"`
 }
 
 // Controller starts `regionctl serve --bootstrap`.

@@ -238,6 +238,7 @@ func (b *builder) routersOf() error {
 		file, err := b.save("globalrouter/"+string(id), common.DataDir, bootstrap.Router{
 			Common: common, Listen: []netip.AddrPort{listen}, Zone: zone,
 			Admin: admin, AdminCert: cert, AdminKey: key, AdminTokenHash: hashOf(b.keys.tokens.Admin),
+			Topology: b.topology, EdgeCA: b.home.caFile(), ProbeHost: sampleHost, ProbePath: readyPath,
 		})
 		if err != nil {
 			return err

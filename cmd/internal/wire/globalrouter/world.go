@@ -52,9 +52,17 @@ func inWorld(ctx context.Context, file string, log *slog.Logger) error {
 			return payload, err
 		},
 	}
+	outlook := newOutlook(boot, roots, log)
+	agent.Withdraw, agent.Served = outlook.Withdraw, outlook.Served
+	outlook.Load()
+	prober, err := newProber(boot, outlook, log)
+	if err != nil {
+		return err
+	}
 	if err := agent.Load(); err != nil {
 		return err
 	}
+	in := inbox{agent: agent, outlook: outlook, prober: prober, roots: roots, log: log}
 	name := fmt.Sprintf("%016x", rand.Uint64())
 	client := nodeapi.NewClient(nodeapi.Options{
 		Controllers: boot.Controllers, TLS: trust.ClientTLS(signer, roots, trust.RoleController), Log: log,
@@ -65,11 +73,11 @@ func inWorld(ctx context.Context, file string, log *slog.Logger) error {
 			}
 			return h
 		},
-		Receive: func(d *nodeapi.Down) { receive(agent, d, "push", log) },
-		Polled:  func(d *nodeapi.Down) { receive(agent, d, "poll", log) },
+		Receive: func(d *nodeapi.Down) { in.receive(d, "push") },
+		Polled:  func(d *nodeapi.Down) { in.receive(d, "poll") },
 	})
 	metrics := prometheus.NewRegistry()
-	metrics.MustRegister(globalrouter.Collector{Server: server, Now: time.Now})
+	metrics.MustRegister(globalrouter.Collector{Server: server, Outlook: outlook, Now: time.Now})
 	adm, err := admin.Listen(admin.Options{
 		Addr: boot.Admin, CertFile: boot.AdminCert, KeyFile: boot.AdminKey, TokenHash: boot.AdminTokenHash,
 		Signer: signer, Roots: roots, Gatherer: metrics, Log: log,
@@ -79,7 +87,7 @@ func inWorld(ctx context.Context, file string, log *slog.Logger) error {
 			}
 			return nil
 		},
-		Pages: map[string]http.Handler{"GET /plan": planPage(agent)},
+		Pages: map[string]http.Handler{"GET /plan": planPage(agent, outlook)},
 	})
 	if err != nil {
 		return err
@@ -95,6 +103,10 @@ func inWorld(ctx context.Context, file string, log *slog.Logger) error {
 		return nil
 	})
 	g.Go(func() error { return client.Run(ctx) })
+	g.Go(func() error { return outlook.Run(ctx, agent) })
+	if prober != nil {
+		g.Go(func() error { return prober.Run(ctx) })
+	}
 	g.Go(func() error { return adm.Run(ctx) })
 	return g.Wait()
 }
@@ -119,19 +131,8 @@ func rezone(agent *globalrouter.Agent, file string, log *slog.Logger) {
 	log.Info("the zone file was read again", "zone", file)
 }
 
-// receive takes a plan; a controller sends the current one again on every attach and poll, so an equal one is no news.
-func receive(agent *globalrouter.Agent, d *nodeapi.Down, source string, log *slog.Logger) {
-	if d.GetPlan() == nil {
-		return
-	}
-	err := agent.Accept(d.GetPlan().GetEnvelope(), source, time.Now())
-	if err != nil && !errors.Is(err, globalrouter.ErrOlder) {
-		log.Warn("refused a plan", "source", source, "error", err)
-	}
-}
-
-// planPage shows the served plan, where it came from and how old it is.
-func planPage(agent *globalrouter.Agent) http.Handler {
+// planPage shows the plan, where it came from and how old it is, and what this router's own view takes out of it.
+func planPage(agent *globalrouter.Agent, outlook *globalrouter.Outlook) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		held := agent.Held()
 		if held.Plan == nil {
@@ -141,6 +142,6 @@ func planPage(agent *globalrouter.Agent) http.Handler {
 		w.Header().Set("Content-Type", "application/json")
 		enc := json.NewEncoder(w)
 		enc.SetIndent("", "  ")
-		_ = enc.Encode(map[string]any{"source": held.Source, "age_s": time.Since(held.Plan.Created).Seconds(), "plan": held.Plan}) // the client went away
+		_ = enc.Encode(map[string]any{"source": held.Source, "age_s": time.Since(held.Plan.Created).Seconds(), "view": outlook.Page(), "plan": held.Plan}) // the client went away
 	})
 }
