@@ -118,6 +118,10 @@ func (o *Outlook) tell(wasBlind bool) {
 		return
 	}
 	o.said = said
+	if said == "" {
+		o.Log.Info("nothing is withdrawn from the plan any more")
+		return
+	}
 	o.Log.Warn("cells are withdrawn from the plan by this router's own view", "cells", o.state.Summary())
 }
 

@@ -78,11 +78,11 @@ type Cell struct {
 	Closed bool   `json:"closed,omitempty"` // evacuated by an order
 	Why    string `json:"why,omitempty"`
 
-	known bool // was seen alive once
+	known bool // was taken for healthy once
 	// A cell that returns without a leader comes back from the share that it had, over the ramp.
 	back        time.Time
 	from        int
-	epoch, plan uint64 // the plan at that time; a newer one ends the return
+	epoch, plan uint64 // the plan before that; a newer one ends the return
 }
 
 // Step takes in what is new and judges every cell of the plan at now.
@@ -194,9 +194,7 @@ func (j *judge) cell(i int, was Cell, blind bool) Cell {
 	id := j.in.Plan.Cells[i].ID
 	c := was
 	own := j.health.Cells[id]
-	if v := own.Views[j.cfg.Region]; v.OK {
-		c.known = true
-	}
+	c.known = was.known || own.Status == health.Healthy
 	c.Dead, c.Why = j.dead(id, own, was, blind)
 	ordered, closed, why := j.ordered(i)
 	c.Closed = closed
@@ -327,11 +325,11 @@ func fading(share int, age, ramp time.Duration) int {
 func (c *Cell) withdraw(want int, atOnce bool, in *Inputs, ramp time.Duration, now time.Time) {
 	p := in.Plan
 	if want >= c.Share {
-		c.Share, c.back = want, time.Time{}
+		c.Share, c.back, c.epoch, c.plan = want, time.Time{}, p.Epoch, p.Number
 		return
 	}
 	if c.back.IsZero() {
-		c.back, c.from, c.epoch, c.plan = now, c.Share, p.Epoch, p.Number
+		c.back, c.from = now, c.Share
 	}
 	newer := p.Epoch > c.epoch || p.Epoch == c.epoch && p.Number > c.plan
 	if c.Share = max(want, fading(c.from, now.Sub(c.back), ramp)); newer || atOnce || c.Share == want {
