@@ -53,7 +53,7 @@ func challenge(why reason.Reason) string {
 // retryable reasons pass soon by themselves.
 func retryable(why reason.Reason) bool {
 	switch why {
-	case reason.PoolFull, reason.Overloaded, reason.Draining, reason.NoEndpoint, reason.AuthUnavailable:
+	case reason.PoolFull, reason.Overloaded, reason.Draining, reason.ForwardRefused, reason.NoEndpoint, reason.AuthUnavailable:
 		return true
 	}
 	return false

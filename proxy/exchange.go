@@ -51,6 +51,10 @@ type Exchange struct {
 	// Written by: matchRoute.
 	match program.Match
 
+	// Written by: tail and Stay.
+	handed bool // it goes to another cell, with nothing counted here
+	resume int  // the stage after tail
+
 	// Written by: authenticate.
 	credentials Credentials
 	identity    Identity
@@ -67,6 +71,8 @@ type Exchange struct {
 	BytesIn   int64
 	BytesOut  int64
 	Truncated bool
+	// Stayed: it was to go to another cell, which could not be had, and is served here.
+	Stayed bool
 
 	// Written by: Fail and Answered, read by the answer stages.
 	Reason   reason.Reason
@@ -97,7 +103,7 @@ type extraField struct {
 }
 
 // maxExtra is the most that the answer stages add: each of them adds a fixed few.
-const maxExtra = 10
+const maxExtra = 11
 
 // reset forgets the last request but keeps buffers.
 func (x *Exchange) reset() {
@@ -108,6 +114,7 @@ func (x *Exchange) reset() {
 	x.Pool, x.Machine = nil, retry.Machine{}
 	x.Endpoint, x.Attempts, x.Waited, x.Cold, x.BytesIn, x.BytesOut, x.Truncated = -1, 0, 0, false, 0, 0, false
 	x.Reason, x.Status, x.Upstream, x.Closing = reason.None, 0, nil, false
+	x.handed, x.Stayed, x.resume = false, false, 0
 	x.retryAfter, x.extras, x.text, x.body = 0, 0, x.text[:0], span{}
 }
 

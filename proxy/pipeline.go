@@ -19,6 +19,7 @@ var stages = [...]stage{
 	clientDeadline, // what time the client gives
 	target,         // host and path in their one normal form
 	matchRoute,     // tenant, route, its timeout
+	tail,           // of an evacuated cell: to the cell that has the client now
 	deniedRoute,    // what operators have switched off
 	authenticate,   // who calls, and may they: the denylist counts before anything remembered
 	limits,         // tenant, consumer, user
@@ -31,6 +32,7 @@ var answerStages = [...]func(*Exchange){
 	identify,   // x-request-id
 	explain,    // own answers: reason, problem document, challenges
 	connection, // drain
+	passReason, // why another cell answered itself
 }
 
 // Run takes the exchange through the pipeline, from where it stands.

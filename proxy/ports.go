@@ -95,6 +95,10 @@ type Record struct {
 	BytesIn    int64 // request body
 	BytesOut   int64 // response body
 	Truncated  bool  // the body ended before its end
+	// Handed: another cell had it, named by UpstreamID, and counts it. Stayed: none could be had, so it was served here.
+	Handed, Stayed bool
+	// Via is the proxy of the evacuated cell that handed it on; empty when it came from the client.
+	Via string
 	// Service is the upstream that the exchange was for, also when it never got there; empty without a route.
 	Service string
 	// Cold: it waited for a new connection to the upstream, for keys, or for a credential to be verified the first time.

@@ -8,7 +8,7 @@ func (x *Exchange) record(now time.Time) {
 	*r = Record{Start: x.Start, Total: now.Sub(x.Start), Upstream: x.Waited, RequestID: x.ID(), Peer: x.Peer, Protocol: x.Protocol,
 		TLS: x.TLS, Method: text(x.Request.Method()), Host: x.host, Path: string(x.path), Status: x.Status, Reason: x.Reason,
 		Tenant: x.match.Tenant, Attempts: x.Attempts, User: x.identity.User, Consumer: x.identity.Consumer,
-		BytesIn: x.BytesIn, BytesOut: x.BytesOut, Truncated: x.Truncated, Cold: x.Cold || x.Parked || x.credentials.Fresh}
+		BytesIn: x.BytesIn, BytesOut: x.BytesOut, Truncated: x.Truncated, Handed: x.handed, Stayed: x.Stayed, Via: x.Via, Cold: x.Cold || x.Parked || x.credentials.Fresh}
 	if r.Path == "" && string(x.Request.Target()) == ReadyPath {
 		r.Path = ReadyPath
 	}
@@ -22,7 +22,9 @@ func (x *Exchange) record(now time.Time) {
 		}
 	}
 	if x.Pool != nil {
-		r.UpstreamID, r.Service = x.Pool.ID, x.Pool.ID
+		if r.UpstreamID = x.Pool.ID; !x.handed {
+			r.Service = x.Pool.ID
+		}
 		if x.Endpoint >= 0 {
 			r.Endpoint = x.Pool.Name(x.Endpoint)
 		}

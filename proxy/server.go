@@ -33,6 +33,7 @@ type Server struct {
 	draining  atomic.Bool
 	reconnect atomic.Bool
 	changed   atomic.Pointer[chan struct{}]
+	tail      atomic.Pointer[Tail] // nil = no forwarding
 	today     atomic.Pointer[date]
 
 	// Written by: engines.

@@ -17,6 +17,10 @@ func admit(x *Exchange) Verdict {
 	x.newID()
 	x.table = x.server.table.Load()
 	x.Deadline = x.Start.Add(snapshot.DefaultTimeout)
+	if x.Via != "" && !x.adopt() {
+		x.Closing = true
+		return x.refuse(reason.BadRequest)
+	}
 	if string(x.Request.Method()) == "CONNECT" {
 		x.Closing = true
 		return x.refuse(reason.ConnectRefused)

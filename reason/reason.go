@@ -36,6 +36,7 @@ const (
 	RateUser
 	Overloaded
 	Draining
+	ForwardRefused
 	NoEndpoint
 	PoolFull
 	ConnectFailed
@@ -86,6 +87,7 @@ var table = [count]entry{
 	RateUser:         {"rate_user", 429, "The user's request rate is exhausted"},
 	Overloaded:       {"overloaded", 503, "The gateway is overloaded"},
 	Draining:         {"draining", 503, "The gateway node is shutting down"},
+	ForwardRefused:   {"forward_refused", 503, "The cell that has this client now has no room"},
 	NoEndpoint:       {"no_endpoint", 503, "No endpoint of the upstream is usable"},
 	PoolFull:         {"pool_full", 503, "The upstream's connection pool is full"},
 	ConnectFailed:    {"connect_failed", 503, "The upstream refused the connection"},

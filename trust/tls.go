@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"time"
 )
 
@@ -29,6 +30,22 @@ func ClientTLS(s *Signer, r *Roots, role Role) *tls.Config {
 		SessionTicketsDisabled: true,
 		VerifyConnection:       r.verifier(x509.ExtKeyUsageServerAuth, []Role{role}),
 	}
+}
+
+// ClientTLSTo is ClientTLS narrowed to the servers that accept knows: a role alone doesn't say which of them it is.
+func ClientTLSTo(s *Signer, r *Roots, role Role, accept func(Identity) bool) *tls.Config {
+	cfg := ClientTLS(s, r, role)
+	cfg.VerifyConnection = func(state tls.ConnectionState) error {
+		if len(state.PeerCertificates) == 0 {
+			return errors.New("trust: the peer has no certificate")
+		}
+		id, err := r.check(state.PeerCertificates[0], time.Now(), x509.ExtKeyUsageServerAuth, []Role{role})
+		if err == nil && !accept(id) {
+			err = fmt.Errorf("trust: the peer is %s, not the one that is called", id)
+		}
+		return err
+	}
+	return cfg
 }
 
 func (r *Roots) verifier(usage x509.ExtKeyUsage, roles []Role) func(tls.ConnectionState) error {

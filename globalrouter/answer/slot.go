@@ -55,7 +55,8 @@ func (t *Table) slot(s *Scratch, set int, c client) (slot int, loc uint16, scope
 	return c.hash(t.plan.Sets[set].Salt), loc, scope
 }
 
-// Slot is the slot of a known client, one whose query carries ECS or comes from a place of the plan: for explanations.
+// Slot is the slot of a known client, one whose query carries ECS or comes from a place of the plan: for explanations
+// and for requests that still come to an evacuated cell.
 func Slot(set steer.Set, a netip.Addr) int { return from(a).hash(set.Salt) }
 
 // hash is the finaliser of splitmix64 over the bucket and the set's salt; routers of every version must agree on it.

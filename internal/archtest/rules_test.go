@@ -36,7 +36,7 @@ func floors() map[string]int {
 		"globalrouter/locate": judgement, "globalrouter/steer": judgement, "globalrouter/answer": judgement, "globalrouter/view": judgement,
 		"proxy/route": judgement, "proxy/path": judgement, "proxy/auth": judgement, "proxy/limit": judgement, "proxy/split": judgement,
 		"proxy/balance": judgement, "proxy/breaker": judgement, "proxy/retry": judgement, "proxy/shed": judgement, "proxy/cache": judgement,
-		"proxy/transform": judgement, "proxy/http1": judgement, "proxy/http2": judgement, "proxy/program": judgement,
+		"proxy/tail": judgement, "proxy/transform": judgement, "proxy/http1": judgement, "proxy/http2": judgement, "proxy/program": judgement,
 
 		"store": hands, "trust": hands, "nodeapi": hands, "proxy": hands, "globalrouter": hands, "regionctl": hands,
 		"health/probe": hands, "capacity/planner": hands, "discovery": hands, "certs": hands, "console": hands,
@@ -58,6 +58,7 @@ func sameFloor() map[string][]string {
 		"globalrouter/answer": {"globalrouter/steer", "globalrouter/locate"},
 		"globalrouter/view":   {"globalrouter/steer", "health"},
 		"proxy/route":         {"proxy/path"},
+		"proxy/tail":          {"globalrouter/steer", "globalrouter/locate", "globalrouter/answer"},
 		"proxy/http1":         {"proxy/path"},
 		"proxy/program":       {"proxy/auth", "proxy/path", "proxy/route", "proxy/split", "proxy/limit", "proxy/retry"},
 	}

@@ -41,6 +41,8 @@ func appendRecord(b []byte, r *proxy.Record) []byte {
 	b = text(b, "route", r.Route, maxWord)
 	b = text(b, "upstream", r.UpstreamID, maxWord)
 	b = text(b, "endpoint", r.Endpoint, maxWord)
+	b = text(b, "via", r.Via, maxWord)
+	b = flag(b, "stayed", r.Stayed)
 	b = text(b, "user", r.User, maxWord)
 	b = text(b, "consumer", r.Consumer, maxWord)
 	b = number(b, "in", r.BytesIn)

@@ -48,11 +48,47 @@ func forward(x *proxy.Exchange, cl client) (clean bool) {
 	if f.full {
 		x.BytesIn = int64(len(f.body))
 	}
-	x.Machine.Replayable = f.full
 	if f.now = x.Start; !f.full || len(f.body) > 0 || x.Parked {
 		f.now = time.Now()
 	}
-	return f.attempts()
+	for {
+		x.Machine.Replayable = f.full
+		clean, here := f.attempts()
+		if !here {
+			return clean
+		}
+		if judge(x, cl) != proxy.Next {
+			return answer(x, cl, f.full)
+		}
+		f.now = time.Now()
+	}
+}
+
+// staysHere takes an exchange back that was to go to another cell, if that harms nobody: nothing of it has left, or it may
+// be executed twice, and there is time. It is judged and served here then.
+func (f *forwarding) staysHere(result retry.Result) bool {
+	x := f.x
+	if !x.Handed() || result == retry.Fatal && f.sent || f.sent && !(x.Machine.Idempotent && f.full) || !x.UpstreamDeadline(f.now).After(f.now) {
+		return false
+	}
+	x.Stay()
+	return true
+}
+
+// turnedAway takes the answer of a proxy that did nothing with the request as none. Its connection stays in use.
+func (f *forwarding) turnedAway() bool {
+	res := &f.conn.Response
+	if !f.full || !f.x.TurnedAway(res) {
+		return false
+	}
+	whole := res.Length >= 0 && res.Length <= int64(len(f.conn.Buffered()))
+	if whole {
+		f.conn.Use(int(res.Length))
+	}
+	f.x.Pool.Release(f.conn, whole && !res.Close, f.now)
+	f.conn = nil
+	f.x.Stay()
+	return true
 }
 
 func (f *forwarding) recycle() {
@@ -60,15 +96,15 @@ func (f *forwarding) recycle() {
 	forwardings.Put(f)
 }
 
-// attempts is pick → send → judge → retry.
-func (f *forwarding) attempts() bool {
+// attempts is pick → send → judge → retry. here says that the exchange was to go to another cell and stays.
+func (f *forwarding) attempts() (clean, here bool) {
 	var tried uint64
 	fresh := false
 	for {
 		i := f.x.Pool.Set.Pick(rand.Uint64(), tried, f.now)
 		if i < 0 {
 			if i = f.x.Pool.Set.Pick(rand.Uint64(), 0, f.now); i < 0 {
-				return f.fail(reason.NoEndpoint)
+				return f.fail(reason.NoEndpoint), false
 			}
 		}
 		if !f.x.UpstreamDeadline(f.now).After(f.now) {
@@ -83,11 +119,17 @@ func (f *forwarding) attempts() bool {
 		}
 		again := f.x.Machine.Again(retry.Attempt{Result: result, Status: status, Sent: f.sent}, f.now)
 		if !again && result == retry.Answered {
-			return f.deliver()
+			if f.turnedAway() {
+				return false, true
+			}
+			return f.deliver(), false
 		}
 		f.giveUp()
 		if !again {
-			return f.fail(why)
+			if f.staysHere(result) {
+				return false, true
+			}
+			return f.fail(why), false
 		}
 		if fresh = result == retry.Stale; fresh { // the next pooled connection is probably as old
 			continue

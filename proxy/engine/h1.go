@@ -357,15 +357,23 @@ func (c *conn) exchange() bool {
 
 // drive takes an exchange through the pipeline and, where it leads there, upstream.
 func drive(x *proxy.Exchange, cl client) bool {
+	switch judge(x, cl) {
+	case proxy.Next:
+		return forward(x, cl)
+	case proxy.Reply:
+		return answer(x, cl, cl.discard())
+	}
+	return answer(x, cl, false)
+}
+
+// judge takes an exchange through the pipeline to its end. Park is what it waited for in vain.
+func judge(x *proxy.Exchange, cl client) proxy.Verdict {
 	for {
-		switch x.Run() {
-		case proxy.Next:
-			return forward(x, cl)
-		case proxy.Reply:
-			return answer(x, cl, cl.discard())
+		if v := x.Run(); v != proxy.Park {
+			return v
 		}
 		if !park(x, cl) {
-			return answer(x, cl, false)
+			return proxy.Park
 		}
 	}
 }

@@ -122,6 +122,10 @@ func (m *Meter) Record(r *proxy.Record) {
 	if r.Route == "" && r.Path == proxy.ReadyPath {
 		return
 	}
+	if r.Handed || r.Reason == reason.ForwardRefused {
+		m.passed(r)
+		return // the cell that served it counts it
+	}
 	route := m.routes.number(pair{r.Tenant, r.Route}, r.Start)
 	caller := 0
 	if limited(r.Reason) {
@@ -150,6 +154,14 @@ func (m *Meter) Record(r *proxy.Record) {
 	s.stratify(m, service, host, &what, r)
 	s.latency[report.Bucket(r.Total)]++
 	s.added[report.Bucket(r.Total-r.Upstream)]++
+}
+
+// passed counts a request that another cell served.
+func (m *Meter) passed(r *proxy.Record) {
+	s := &m.shards[rand.Uint32()&m.mask]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.reasons[min(int(r.Reason), len(s.reasons)-1)]++
 }
 
 func (m *Meter) count(s *series, r *proxy.Record) {

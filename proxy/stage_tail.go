@@ -1,0 +1,101 @@
+package proxy
+
+import (
+	"encoding/hex"
+	"net/netip"
+
+	"github.com/cellgate/cellgate/cells"
+	"github.com/cellgate/cellgate/proxy/http1"
+	"github.com/cellgate/cellgate/proxy/retry"
+	"github.com/cellgate/cellgate/proxy/upstream"
+	"github.com/cellgate/cellgate/reason"
+)
+
+// Tail knows where requests go that still come to an evacuated cell, and whether there is room for those of others.
+// It is called on the request path, from many goroutines, and never blocks.
+type Tail interface {
+	// Pool leads to the cell that the client of the host belongs to now; nil means here.
+	Pool(host string, client netip.Addr) *upstream.Pool
+	// Room says whether one more request of another cell's client can be taken.
+	Room(p cells.Priority) bool
+}
+
+// pastStages is where an exchange stands that skips the rest of the pipeline.
+const pastStages = 1 << 10
+
+// SetTail makes the server take part in forwarding between cells. Call it before serving.
+func (s *Server) SetTail(t Tail) { s.tail.Store(&t) }
+
+// tail hands a client's request on to the cell that its client belongs to, ahead of everything that counts it: the cell
+// that executes it authenticates, limits and counts it, once. What another proxy has handed on stays here, so there is
+// one hop at most.
+func tail(x *Exchange) Verdict {
+	t := x.server.tail.Load()
+	if t == nil {
+		return Next
+	}
+	if x.Via != "" {
+		if !(*t).Room(x.match.Route.Priority) {
+			return x.refuse(reason.ForwardRefused)
+		}
+		return Next
+	}
+	pool := (*t).Pool(x.host, x.Peer)
+	if pool == nil {
+		return Next
+	}
+	x.Pool, x.handed, x.resume = pool, true, x.at+1
+	x.Machine = retry.Machine{Rule: retry.Rule{Attempts: 1, OnConnectFailure: true, OnReset: true},
+		Idempotent: idempotent(text(x.Request.Method())), Budget: pool.Budget}
+	pool.Budget.Original(x.Start)
+	x.at = pastStages
+	return Next
+}
+
+// Handed says whether the exchange is on its way to another cell.
+func (x *Exchange) Handed() bool { return x.handed }
+
+// Stay takes an exchange back that could not be handed on; it goes on in the pipeline as if it had never been.
+// The caller vouches that nothing of it was executed elsewhere, or that it may be executed twice.
+func (x *Exchange) Stay() {
+	x.Pool, x.Machine, x.handed, x.Endpoint, x.at = nil, retry.Machine{}, false, -1, x.resume
+	x.Stayed = true
+}
+
+// TurnedAway says whether the answer is that of a proxy that has done nothing with the request it was handed.
+func (x *Exchange) TurnedAway(res *http1.Response) bool {
+	if !x.handed || res.Status != reason.ForwardRefused.Status() {
+		return false
+	}
+	why, _ := res.Find("x-cellgate-reason")
+	return string(why) == reason.ForwardRefused.String() || string(why) == reason.Draining.String()
+}
+
+// adopt takes over what the proxy that handed the request on says of it: who the client is, how it came, its id.
+// The client could not have said it: that proxy builds these fields anew (see AppendRequest).
+func (x *Exchange) adopt() bool {
+	from, _ := x.Request.Find("x-forwarded-for")
+	proto, _ := x.Request.Find("x-forwarded-proto")
+	id, _ := x.Request.Find("x-request-id")
+	peer, err := netip.ParseAddr(text(from))
+	if err != nil || len(id) != len(x.id) || string(proto) != "https" && string(proto) != "http" {
+		return false
+	}
+	if _, err := hex.Decode(make([]byte, len(id)/2), id); err != nil {
+		return false
+	}
+	copy(x.id[:], id)
+	x.Peer, x.PeerText, x.TLS = peer, text(from), string(proto) == "https"
+	return true
+}
+
+// passReason gives the client the reason for which the cell that has the request answered itself. From an upstream the
+// field never passes.
+func passReason(x *Exchange) {
+	if !x.handed || x.Upstream == nil {
+		return
+	}
+	if why, ok := x.Upstream.Find("x-cellgate-reason"); ok {
+		x.add("X-Cellgate-Reason", why)
+	}
+}

@@ -1,0 +1,38 @@
+package upstream
+
+import (
+	"crypto/tls"
+	"time"
+
+	"github.com/cellgate/cellgate/snapshot"
+)
+
+// The bulkhead towards one other cell, and its times: a peer that can't be had is soon known, since the request can still
+// be served here. How long the answer may take is the route's matter.
+func peerDefinition(id string, endpoints []string) snapshot.Upstream {
+	return snapshot.Upstream{
+		ID: id, Endpoints: endpoints, Pool: snapshot.Pool{MaxConnections: 128, MaxPending: 256},
+		Timeouts: snapshot.Timeouts{Connect: 500 * time.Millisecond, ResponseHeader: time.Hour, Idle: time.Hour},
+	}
+}
+
+// NewPeers makes the pool to the peer listeners of another cell. It belongs to no snapshot: its owner sweeps and retires it.
+func NewPeers(id string, endpoints []string, cfg *tls.Config) (*Pool, error) {
+	p, err := newPool(peerDefinition(id, endpoints), &Options{Allow: snapshot.Loopback()})
+	if err != nil {
+		return nil, err
+	}
+	p.tls, p.auto = cfg, false
+	return p, nil
+}
+
+// Sweep closes connections that lay idle for too long.
+func (p *Pool) Sweep(now time.Time) { p.sweep(now, false) }
+
+// Retire closes idle connections now, others when their exchange ends.
+func (p *Pool) Retire() {
+	p.mu.Lock()
+	p.retired = true
+	p.mu.Unlock()
+	p.sweep(time.Time{}, true)
+}
