@@ -51,7 +51,7 @@ func asFault(err error) *Fault {
 	case errors.As(err, &f):
 		return f
 	case errors.As(err, &tooBig):
-		return fault(http.StatusRequestEntityTooLarge, "body_too_large", "The request body is too large", "at most %d bytes", tooBig.Limit)
+		return fault(http.StatusRequestEntityTooLarge, "body_too_large", "The request body is too large", "the request has more than %d bytes", tooBig.Limit)
 	case errors.Is(err, store.ErrConflict):
 		return conflict("somebody else changed it at the same time; look again and repeat")
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):

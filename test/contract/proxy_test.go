@@ -158,6 +158,7 @@ func TestProxyRefusesWrongCommandLines(t *testing.T) {
 		"public admin":     {[]string{"--document", doc, "--http", addr, "--admin", "0.0.0.0:9901"}, 2, "loopback"},
 		"stray argument":   {[]string{"--document", doc, "--http", addr, "extra"}, 2, "extra"},
 		"missing document": {[]string{"--document", doc + ".none", "--http", addr}, 1, "no such file"},
+		"endless document": {[]string{"--document", "/dev/zero", "--http", addr}, 1, "/dev/zero: is longer than"},
 		"bad document":     {[]string{"--document", bad, "--http", addr}, 1, bad + ":3:"},
 		"missing cert":     {[]string{"--document", doc, "--https", addr, "--cert", "none.pem", "--key", "none.key"}, 1, "none.pem"},
 		"access log":       {[]string{"--document", doc, "--http", addr, "--access-log", "/nowhere/x.log"}, 1, "/nowhere/x.log"},

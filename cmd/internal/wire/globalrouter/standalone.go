@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/cellgate/cellgate/cmd/internal/cli"
 	"github.com/cellgate/cellgate/globalrouter"
 	"github.com/cellgate/cellgate/globalrouter/steer"
 	"github.com/cellgate/cellgate/problem"
@@ -103,7 +104,7 @@ func (o *options) readGeo(plan *steer.Plan) ([]globalrouter.GeoEntry, error) {
 	if o.geo == "" {
 		return nil, nil
 	}
-	text, err := os.ReadFile(o.geo)
+	text, err := cli.ReadFile(o.geo)
 	if err != nil {
 		return nil, fmt.Errorf("--geo: %w", err)
 	}
@@ -124,7 +125,7 @@ func (o *options) readGeo(plan *steer.Plan) ([]globalrouter.GeoEntry, error) {
 }
 
 func readPlan(file string) (*steer.Plan, error) {
-	raw, err := os.ReadFile(file)
+	raw, err := cli.ReadFile(file)
 	if err != nil {
 		return nil, fmt.Errorf("--plan: %w", err)
 	}

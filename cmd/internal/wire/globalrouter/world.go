@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net/http"
-	"os"
 	"os/signal"
 	"path/filepath"
 	"time"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/cellgate/cellgate/cmd/internal/admin"
 	"github.com/cellgate/cellgate/cmd/internal/bootstrap"
+	"github.com/cellgate/cellgate/cmd/internal/cli"
 	"github.com/cellgate/cellgate/globalrouter"
 	"github.com/cellgate/cellgate/nodeapi"
 	"github.com/cellgate/cellgate/trust"
@@ -112,7 +112,7 @@ func inWorld(ctx context.Context, file string, log *slog.Logger) error {
 }
 
 func readZone(file string) (*globalrouter.Zone, error) {
-	text, err := os.ReadFile(file)
+	text, err := cli.ReadFile(file)
 	if err != nil {
 		return nil, fmt.Errorf("zone: %w", err)
 	}

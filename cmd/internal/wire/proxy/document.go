@@ -2,16 +2,16 @@ package proxy
 
 import (
 	"fmt"
-	"os"
 	"time"
 
+	"github.com/cellgate/cellgate/cmd/internal/cli"
 	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/snapshot"
 )
 
 // load reads a document and compiles it as snapshot number n.
 func load(path string, n uint64, now time.Time, prev *program.Program) (*program.Program, error) {
-	raw, err := os.ReadFile(path)
+	raw, err := cli.ReadFile(path)
 	if err != nil {
 		return nil, fmt.Errorf("document: %w", err)
 	}

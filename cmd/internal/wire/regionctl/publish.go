@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cellgate/cellgate/cmd/internal/cli"
 	"github.com/cellgate/cellgate/regionctl"
 )
 
@@ -109,7 +109,7 @@ func readFiles(args []string, stdin io.Reader) ([]regionctl.PublishFile, error) 
 	}
 	for _, arg := range args {
 		if arg == "-" {
-			raw, err := io.ReadAll(stdin)
+			raw, err := cli.ReadAll("stdin", stdin)
 			if err != nil {
 				return nil, err
 			}
@@ -120,7 +120,7 @@ func readFiles(args []string, stdin io.Reader) ([]regionctl.PublishFile, error) 
 			if err != nil || d.IsDir() || path != arg && !slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(path)) {
 				return err
 			}
-			raw, err := os.ReadFile(path)
+			raw, err := cli.ReadFile(path)
 			add(path, raw)
 			return err
 		})
