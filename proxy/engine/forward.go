@@ -108,7 +108,7 @@ func (f *forwarding) attempts() (clean, here bool) {
 			}
 		}
 		if !f.x.UpstreamDeadline(f.now).After(f.now) {
-			return f.fail(f.x.Expired())
+			return f.fail(f.x.Expired()), false
 		}
 		result, why := f.attempt(i, fresh)
 		f.now = time.Now()
