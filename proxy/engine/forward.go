@@ -285,8 +285,9 @@ func (f *forwarding) settle(r retry.Result, now time.Time) {
 	took := now.Sub(f.took)
 	f.x.Waited += took
 	set := f.x.Pool.Set
-	switch {
-	case r == retry.Fatal, r == retry.Stale, (r == retry.TimedOut || r == retry.ConnectTimeout) && f.x.Hurried() && took < patience:
+	hurried := (r == retry.TimedOut || r == retry.ConnectTimeout) && f.x.Hurried() && took < patience
+	switch { // an upstream that gives up on a body that doesn't come isn't to blame either
+	case r == retry.Fatal, r == retry.Stale, hurried, r == retry.Reset && f.up.starved():
 		set.Cancel(f.x.Endpoint)
 	case r == retry.Answered:
 		set.End(f.x.Endpoint, f.conn.Response.Status < 500, took, now)

@@ -423,9 +423,17 @@ func slowBodies() map[string]string {
 func TestImpatientAndSlowClientsAreNoEvidenceAgainstAnUpstream(t *testing.T) {
 	hurry := map[string]string{"a deadline of 20 ms": "X-Request-Timeout-Ms: 20\r\nContent-Length: 0\r\n\r\n"}
 	maps.Copy(hurry, slowBodies())
+	const impatient = "an upstream that gives up on a slow body"
+	hurry[impatient] = slowBodies()["long"]
 	for name, head := range hurry {
 		t.Run(name, func(t *testing.T) {
 			script := func(_ int, c *raw) { c.request(); c.request() }
+			if name == impatient {
+				script = func(_ int, c *raw) {
+					_, _ = http.ReadRequest(c.r)
+					time.Sleep(50 * time.Millisecond)
+				}
+			}
 			doc := strings.Replace(plainDocument, `["UP"]`, `["UP", "`+scripted(t, script)+`"]`, 1)
 			doc = strings.Replace(doc, "timeout: 3s", "timeout: 250ms", 1)
 			w := start(t, scripted(t, script), setup{document: doc})
