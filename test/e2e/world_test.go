@@ -25,10 +25,18 @@ import (
 	"github.com/cellgate/cellgate/test/load"
 )
 
-func TestMain(m *testing.M) {
-	code := harness.Main(m)
-	shared.end()
-	os.Exit(code)
+func TestMain(m *testing.M) { os.Exit(harness.Main(tests{m})) }
+
+// tests ends the shared world while the commands that the harness has built are still there.
+type tests struct{ *testing.M }
+
+func (m tests) Run() int {
+	code := m.M.Run()
+	if err := shared.end(); err != nil {
+		fmt.Fprintln(os.Stderr, "the shared world:", err)
+		return max(code, 1)
+	}
+	return code
 }
 
 // world is a running world as its world.json describes it.
@@ -104,12 +112,15 @@ func sharedWorld(t *testing.T) *world {
 	return shared.w.read(t)
 }
 
-func (s *theShared) end() {
+func (s *theShared) end() error {
 	if s.w == nil {
-		return
+		return nil
 	}
-	_ = exec.Command(s.w.bin, "down", "--dir", s.w.Dir).Run()
-	_ = os.RemoveAll(filepath.Dir(s.w.Dir))
+	out, err := exec.Command(s.w.bin, "down", "--dir", s.w.Dir).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("down: %w: %s", err, out)
+	}
+	return os.RemoveAll(filepath.Dir(s.w.Dir))
 }
 
 // up starts a world detached and reads its world.json.
