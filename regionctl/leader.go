@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cellgate/cellgate/cells"
+	"github.com/cellgate/cellgate/regionctl/rollout/judge"
 	"github.com/cellgate/cellgate/store"
 )
 
@@ -27,8 +28,9 @@ type leaderRecord struct {
 type term struct {
 	*Controller
 	*store.Term
-	stepping stepping // written by: the steering loop
-	rolling  rolling  // written by: the rollout loop
+	stepping stepping      // written by: the steering loop
+	rolling  rolling       // written by: the rollout loop
+	memory   *judge.Memory // as rolling
 }
 
 // campaign stands for election until ctx ends.

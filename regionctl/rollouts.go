@@ -14,6 +14,7 @@ import (
 
 	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/regionctl/rollout"
+	"github.com/cellgate/cellgate/regionctl/rollout/judge"
 	"github.com/cellgate/cellgate/snapshot"
 	"github.com/cellgate/cellgate/store"
 	"github.com/cellgate/cellgate/trust"
@@ -39,7 +40,7 @@ func (t *term) stepRollout(ctx context.Context) error {
 	if rec, ok := t.unrolled(next); ok {
 		next = next.Publish(rec.pointer(), seed(rec.Envelope), now)
 	}
-	next = rollout.Step(next, t.rolloutEvidence(), t.rolloutConfig(), now)
+	next = rollout.Step(next, t.rolloutEvidence(now), t.rolloutConfig(), now)
 	if err := t.storeRollout(ctx, next, now); err != nil {
 		return err
 	}
@@ -104,14 +105,19 @@ func seed(d snapshot.Digest) uint64 {
 	return h.Sum64()
 }
 
-func (c *Controller) rolloutEvidence() rollout.Evidence {
+func (t *term) rolloutEvidence(now time.Time) rollout.Evidence {
 	ev := rollout.Evidence{
-		Topology: c.opt.Topology, Since: c.started, Nodes: map[cells.NodeID]rollout.Node{},
-		Probes: c.verdicts.get(), Evacuations: c.evacuations(),
+		Topology: t.opt.Topology, Since: t.started, Nodes: map[cells.NodeID]rollout.Node{},
+		Probes: t.verdicts.get(), Evacuations: t.evacuations(),
 	}
-	for _, n := range c.evidence.Nodes() {
+	if t.memory == nil {
+		t.memory = judge.NewMemory(judge.Window(t.opt.Bake))
+	}
+	for _, n := range t.evidence.Nodes() {
 		ev.Nodes[n.Report.ID] = rollout.Node{Report: n.Report, At: n.Arrived}
+		t.memory.Hear(n.Report, n.Arrived)
 	}
+	ev.Rounds = t.memory.Rounds(now)
 	return ev
 }
 

@@ -53,7 +53,7 @@ func sameFloor() map[string][]string {
 		"denylist":            {"cells"},
 		"snapshot":            {"cells", "problem"},
 		"capacity":            {},
-		"regionctl/rollout":   {"health"},
+		"regionctl/rollout":   {"health", "regionctl/rollout/judge"},
 		"globalrouter/steer":  {"health", "capacity"},
 		"globalrouter/answer": {"globalrouter/steer", "globalrouter/locate"},
 		"globalrouter/view":   {"globalrouter/steer", "health"},

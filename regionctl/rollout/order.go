@@ -36,7 +36,7 @@ func (s State) Publish(v Version, seed uint64, now time.Time) State {
 // begin makes a version the one that is rolled out. What runs where stays as it is.
 func (s *State) begin(q Queued, now time.Time) {
 	s.Version, s.Seed = q.Version, q.Seed
-	s.Ring, s.Book, s.Next, s.Want, s.Force, s.Resume, s.End = Ring{}, Book{}, nil, nil, false, "", ""
+	s.Ring, s.Judge, s.Next, s.Want, s.Force, s.Resume, s.End = Ring{}, nil, nil, nil, false, "", ""
 	s.decide(Pending, "published", now)
 }
 
@@ -106,6 +106,7 @@ func (s State) Order(o Order, now time.Time) (State, error) {
 func (s *State) unpause(why string, now time.Time) {
 	if !s.Ring.Baked.IsZero() {
 		s.Ring.Baked = now
+		s.Judge = s.Judge.Again()
 	}
 	if !s.Ring.Released.IsZero() {
 		s.Ring.Released = now

@@ -4,6 +4,7 @@ import (
 	"flag"
 	"fmt"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/health"
+	"github.com/cellgate/cellgate/regionctl/rollout/judge"
 	"github.com/cellgate/cellgate/report"
 	"github.com/cellgate/cellgate/snapshot"
 )
@@ -34,12 +36,16 @@ type world struct {
 	targets []Target
 	rev     uint64
 	ev      Evidence
+	memory  *judge.Memory
 	nodes   map[cells.NodeID]*node
 	head    uint64
 	// contents[n] is what version n holds, named by the number that held it first.
 	contents map[uint64]uint64
 	bad      map[uint64]map[string]float64 // contents → faults
 	nack     map[uint64]string
+	crashes  map[uint64]bool    // contents that kill a node that loads them
+	services map[string]float64 // shares of the traffic; none = nodes don't tell strata
+	common   map[string]float64 // faults of everybody
 	rps      float64
 	evacs    []cells.Evacuation
 	deaf     map[cells.RegionID]bool // no report of it gets through
@@ -58,13 +64,14 @@ type node struct {
 	known  uint64
 	nack   string
 	since  time.Time
+	carry  map[string]float64 // what was rounded off, by count
 }
 
 func newWorld(t testing.TB) *world {
 	begin := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	return &world{
 		t: t, now: begin, began: begin, nodes: map[cells.NodeID]*node{}, contents: map[uint64]uint64{},
-		bad: map[uint64]map[string]float64{}, nack: map[uint64]string{}, deaf: map[cells.RegionID]bool{}, decided: map[int]bool{},
+		bad: map[uint64]map[string]float64{}, nack: map[uint64]string{}, crashes: map[uint64]bool{}, deaf: map[cells.RegionID]bool{}, decided: map[int]bool{},
 		ev: Evidence{Since: begin, Nodes: map[cells.NodeID]Node{}, Probes: map[cells.CellID]health.Status{}},
 	}
 }
@@ -107,7 +114,7 @@ func (w *world) tick() {
 			}
 		}
 	}
-	w.ev.Evacuations = w.evacs
+	w.ev.Evacuations, w.ev.Rounds = w.evacs, w.rounds()
 	w.state = Step(w.state, w.ev, w.cfg, w.now)
 	if w.state.Want != nil {
 		w.persist()
@@ -122,6 +129,17 @@ func (w *world) tick() {
 	if w.ticks == w.crashAt {
 		w.crash()
 	}
+}
+
+// rounds is what the leader's memory makes of the reports.
+func (w *world) rounds() []*judge.Round {
+	if w.memory == nil {
+		w.memory = judge.NewMemory(judge.Window(w.cfg.defaults().Bake))
+	}
+	for _, n := range w.ev.Nodes {
+		w.memory.Hear(n.Report, n.At)
+	}
+	return w.memory.Rounds(w.now)
 }
 
 // persist stores what must be stored before it is acted on, and nothing else.
@@ -152,7 +170,7 @@ func (w *world) crash() {
 	if w.stored != nil {
 		w.state, _ = Decode(w.stored)
 	}
-	w.ev.Since, w.ev.Nodes = w.now, map[cells.NodeID]Node{}
+	w.ev.Since, w.ev.Nodes, w.memory = w.now, map[cells.NodeID]Node{}, nil
 }
 
 func (n *node) take(target uint64, w *world) {
@@ -161,6 +179,11 @@ func (n *node) take(target uint64, w *world) {
 	}
 	if n.known = target; n.nack == "" && w.nack[w.contents[target]] != "" {
 		n.nack = w.nack[w.contents[target]]
+		return
+	}
+	if w.crashes[w.contents[target]] {
+		n.boot++
+		n.seq = 0
 		return
 	}
 	if w.nack[w.contents[target]] == "" {
@@ -175,6 +198,10 @@ func (w *world) report(id cells.NodeID, n *node) report.Node {
 		Snapshot: report.Snapshot{Known: n.known, Served: n.served, Nack: n.nack},
 	}
 	faults := w.bad[w.contents[n.served]]
+	if w.services != nil {
+		w.strata(&r, n, faults)
+		return r
+	}
 	count := func(cause string, base float64) uint64 { return uint64(w.rps * (base + faults[cause])) }
 	latency := 20 * time.Millisecond
 	r.Counts = report.Counts{Requests: uint64(w.rps), Gateway: count("gateway", 0), Upstream: count("upstream", 0.02),
@@ -183,6 +210,35 @@ func (w *world) report(id cells.NodeID, n *node) report.Node {
 	r.Latency.Add(report.Bucket(latency), uint32(r.Counts.Requests-slow))
 	r.Latency.Add(report.Bucket(10*latency), uint32(slow))
 	return r
+}
+
+// strata fills a report in by service. Each has a host of its own; a fault may be of one service: "upstream@orders".
+func (w *world) strata(r *report.Node, n *node, faults map[string]float64) {
+	for _, id := range slices.Sorted(maps.Keys(w.services)) {
+		whole := func(what string, v float64) uint64 {
+			if n.carry == nil {
+				n.carry = map[string]float64{}
+			}
+			v += n.carry[id+what]
+			n.carry[id+what] = v - math.Floor(v)
+			return uint64(v)
+		}
+		s := report.Stratum{ID: id}
+		s.Requests = whole("", w.rps*w.services[id])
+		failing := func(cause string, base float64) uint64 {
+			return min(whole(cause, float64(s.Requests)*(base+faults[cause]+faults[cause+"@"+id]+w.common[cause+"@"+id])), s.Requests)
+		}
+		s.Gateway, s.Upstream, s.Auth = failing("gateway", 0), failing("upstream", 0.01), failing("auth", 0.01)
+		host := report.Stratum{ID: id + ".example", Counts: report.Counts{Requests: s.Requests, NoRoute: failing("noroute", 0)}}
+		slower := 1 + faults["latency"] + w.common["latency@"+id]
+		for ms, share := range map[float64]float64{20: .5, 30: .4, 60: .08, 150: .02} {
+			k := whole(fmt.Sprint(ms), float64(s.Requests)*share)
+			s.Warm.Merge(report.Span{From: report.Bucket(time.Duration(slower * ms * float64(time.Millisecond))), Buckets: []uint32{uint32(k)}})
+		}
+		r.Services, r.Hosts = append(r.Services, s), append(r.Hosts, host)
+		r.Counts.Add(s.Counts)
+		r.Counts.NoRoute += host.NoRoute
+	}
 }
 
 func version(n uint64) Version {
@@ -221,12 +277,13 @@ func (w *world) do(line string) string {
 	case "until":
 		w.until(args)
 	case "bad": // CONTENTS cause=rate…
-		faults := map[string]float64{}
-		for _, a := range args[1:] {
-			k, v, _ := strings.Cut(a, "=")
-			faults[k], _ = strconv.ParseFloat(v, 64)
-		}
-		w.bad[uint64(atoi(args[0]))] = faults
+		w.bad[uint64(atoi(args[0]))] = rates(args[1:])
+	case "services": // SERVICE=share…
+		w.services = rates(args)
+	case "common": // cause@SERVICE=rate…, whatever the version; none = over
+		w.common = rates(args)
+	case "crashes":
+		w.crashes[uint64(atoi(args[0]))] = true
 	case "nack":
 		w.nack[uint64(atoi(args[0]))] = strings.Join(args[1:], " ")
 	case "down", "up", "restart":
@@ -261,6 +318,15 @@ func (w *world) do(line string) string {
 		}
 	}
 	w.printed = uint64(len(w.logged))
+	return out
+}
+
+func rates(args []string) map[string]float64 {
+	out := map[string]float64{}
+	for _, a := range args {
+		k, v, _ := strings.Cut(a, "=")
+		out[k], _ = strconv.ParseFloat(v, 64)
+	}
 	return out
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/health"
+	"github.com/cellgate/cellgate/regionctl/rollout/judge"
 	"github.com/cellgate/cellgate/report"
 )
 
@@ -134,8 +135,9 @@ type State struct {
 	Resume Phase `json:"resume,omitempty"`
 	End    Phase `json:"end,omitempty"`
 
-	Book Book       `json:"book"`
-	Log  []Decision `json:"log,omitempty"`
+	// Judge is the evidence of the bake; between two bakes that of the one before.
+	Judge *judge.State `json:"judge,omitempty"`
+	Log   []Decision   `json:"log,omitempty"`
 }
 
 // Node is the newest evidence about one node.
@@ -150,6 +152,7 @@ type Evidence struct {
 	// Since is when the caller began to listen: nobody is called silent earlier than Config.Silence after it.
 	Since       time.Time
 	Nodes       map[cells.NodeID]Node
+	Rounds      []*judge.Round                 // what a judge.Memory of judge.Window(Config.Bake) gives
 	Probes      map[cells.CellID]health.Status // absent = unknown
 	Evacuations []cells.Evacuation
 }
@@ -165,7 +168,6 @@ type Config struct {
 	Bake           time.Duration // per ring; 2 min
 	Serve          time.Duration // within which a released ring serves the version; 30 s
 	Silence        time.Duration // without a report after which a node is missing; 10 s
-	MinRequests    uint64        // of the ring and of the rest, below which nothing is compared; 200
 	OnInsufficient string        // OnInsufficientHold
 }
 
@@ -178,9 +180,6 @@ func (c Config) defaults() Config {
 	set(&c.Bake, 2*time.Minute)
 	set(&c.Serve, 30*time.Second)
 	set(&c.Silence, 10*time.Second)
-	if c.MinRequests == 0 {
-		c.MinRequests = 200
-	}
 	return c
 }
 
@@ -217,7 +216,7 @@ func (s State) clone() State {
 	s.Nodes = maps.Clone(s.Nodes)
 	s.Ring.Nodes = maps.Clone(s.Ring.Nodes)
 	s.Log = slices.Clone(s.Log)
-	s.Book = s.Book.clone()
+	s.Judge = s.Judge.Clone()
 	return s
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/health"
+	"github.com/cellgate/cellgate/regionctl/rollout/judge"
 )
 
 // machine is one step: the state being written and what it is judged by.
@@ -21,7 +22,7 @@ type machine struct {
 func Step(s State, ev Evidence, cfg Config, now time.Time) State {
 	next := s.clone()
 	m := machine{State: &next, ev: &ev, cfg: cfg.defaults(), now: now}
-	m.count()
+	m.observe()
 	for range 4 * (len(ev.Topology.Regions) + 1) { // at most one pass through every ring
 		rev := next.Rev
 		m.step()
@@ -43,7 +44,7 @@ func (m *machine) step() {
 	case Held:
 		m.held()
 	case Paused:
-		if bad := m.worse(); bad != "" && m.Resume != Pending {
+		if bad := m.bad(); bad != "" && m.Resume != Pending {
 			m.Resume = ""
 			m.rollBack(RolledBack, bad, m.now)
 		}
@@ -80,7 +81,7 @@ func (m *machine) release() {
 		return
 	}
 	m.assign(&ring)
-	m.Ring, m.Book = ring, Book{Past: m.Book.past()}
+	m.Ring = ring
 	why := "released to " + ring.String()
 	if len(ring.Skipped) > 0 {
 		why += fmt.Sprintf("; not serving before, so not waited for: %v", ring.Skipped)
@@ -148,7 +149,7 @@ func (m *machine) releasing() {
 		m.ringDone("passed over: no node of it reports")
 	case len(waiting) == 0:
 		m.Ring.Baked = m.now
-		m.Book = Book{Past: m.Book.Past}
+		m.swap()
 		m.decide(Baking, fmt.Sprintf("%s serves it; bakes for %v", m.Ring, m.cfg.Bake), m.now)
 	case m.Ring.Promoted:
 		m.ringDone(fmt.Sprintf("promoted, though %s", waiting))
@@ -222,26 +223,34 @@ func (m *machine) baking() {
 		m.ringDone("promoted")
 		return
 	}
-	v := m.judge()
-	if v.worse != "" {
-		m.rollBack(RolledBack, v.worse, m.now)
+	v := m.Judge.Verdict()
+	if v.Worse != "" {
+		m.rollBack(RolledBack, v.Worse, m.now)
 		return
 	}
 	age := m.now.Sub(m.Ring.Baked)
 	switch {
 	case age < m.cfg.Bake:
-		m.Why = fmt.Sprintf("%s bakes for another %v: %s", m.Ring, (m.cfg.Bake - age).Round(time.Second), v.summary)
+		m.Why = fmt.Sprintf("%s bakes for another %v: %s", m.Ring, (m.cfg.Bake - age).Round(time.Second), v.Summary)
 	case m.blind():
 		m.Why = fmt.Sprintf("no node of %s reports: neither good nor bad", m.Ring.Region)
-	case v.enough:
-		m.ringDone("no worse than the rest: " + v.summary)
-	case m.cfg.OnInsufficient == OnInsufficientProceed && m.synthetics() == health.Healthy:
-		m.ringDone("not enough evidence (" + v.summary + "), but synthetics pass")
-	case age >= maxBakes*m.cfg.Bake && m.Phase != Held:
-		m.decide(Held, "not enough evidence after all that time: "+v.summary, m.now)
+	case v.Enough:
+		m.ringDone("no worse than " + v.Against + ": " + v.Summary)
+	case m.cfg.OnInsufficient == OnInsufficientProceed && m.synthetics() == health.Healthy && v.Judged && !v.Suspect:
+		m.ringDone("not enough evidence (" + v.Summary + "), but synthetics pass")
+	case age >= maxBakes*max(m.cfg.Bake, judge.Window(m.cfg.Bake)) && m.Phase != Held:
+		m.decide(Held, "not enough evidence after all that time: "+v.Summary, m.now)
 	default:
-		m.Why = "not enough evidence yet: " + v.summary
+		m.Why = "not enough evidence yet: " + v.Summary
 	}
+}
+
+// bad is any evidence against the version: that which needs no statistics, then the judge's.
+func (m *machine) bad() string {
+	if why := m.worse(); why != "" || !m.judging() || m.Judge == nil {
+		return why
+	}
+	return m.Judge.Worse
 }
 
 // maxBakes is how often a bake is extended for want of evidence before an operator is asked.
@@ -257,7 +266,7 @@ func (m *machine) waits() bool {
 		m.decide(m.Phase, fmt.Sprintf("the bake waits for the evacuation of %s (%s)", e.Cell, e.Reason), m.now)
 	case !standing && m.Ring.Waits:
 		m.Ring.Waits, m.Ring.Baked = false, m.now
-		m.Book = Book{Past: m.Book.Past}
+		m.Judge = m.Judge.Again()
 		m.decide(Baking, "the evacuation has ended; the bake begins again", m.now)
 	}
 	if standing {
@@ -285,7 +294,7 @@ func (m *machine) rollingBack() {
 		why = "not waited for: " + waiting.String()
 	}
 	end := m.End
-	m.Ring, m.End, m.Cells, m.Nodes, m.Book = Ring{}, "", nil, nil, Book{}
+	m.Ring, m.End, m.Cells, m.Nodes, m.Judge = Ring{}, "", nil, nil, nil
 	m.decide(end, m.reason()+"; "+why, m.now)
 }
 
