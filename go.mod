@@ -3,6 +3,7 @@ module github.com/cellgate/cellgate
 go 1.26.8
 
 require (
+	github.com/anishathalye/porcupine v1.3.1
 	github.com/go-jose/go-jose/v4 v4.1.9
 	github.com/klauspost/compress v1.20.4
 	github.com/miekg/dns v1.1.73

@@ -8,7 +8,8 @@ import (
 
 // Unite merges lists of evacuations that were ordered and restored in places which could not always speak to each other.
 // An order is known by its cell and start. What is said of one order twice counts in its strictest form; a restoration
-// ends every order of its cell that started before it, also those that whoever restored had not heard of.
+// ends every order of its cell that started before it, also those that whoever restored had not heard of. A Restored that
+// is not before Expires only notes the expiry of its own order.
 //
 // It is the join of a lattice: grouping, order and repetition of the lists don't matter, so places that exchange what
 // they know end with the same list, and nobody's write is answered by somebody else's for ever.
@@ -17,24 +18,29 @@ func Unite(lists ...[]Evacuation) []Evacuation {
 		cell  CellID
 		start int64
 	}
-	known, restored := map[name]Evacuation{}, map[CellID]time.Time{}
+	known, noted, withdrawn := map[name]Evacuation{}, map[name]time.Time{}, map[name]bool{}
+	restored := map[CellID]time.Time{}
 	for _, list := range lists {
 		for _, e := range list {
 			n := name{e.Cell, e.Started.UnixNano()}
 			if old, ok := known[n]; !ok || stricter(e, old) > 0 {
 				known[n] = e
 			}
-			if e.Restored.After(restored[e.Cell]) {
-				restored[e.Cell] = e.Restored
+			withdrawn[n] = withdrawn[n] || e.Withdrawn
+			if !e.Restored.Before(e.Expires) {
+				noted[n] = later(noted[n], e.Restored)
+			} else {
+				restored[e.Cell] = later(restored[e.Cell], e.Restored)
 			}
 		}
 	}
 	out := make([]Evacuation, 0, len(known))
-	for _, e := range known {
+	for n, e := range known {
+		e.Restored, e.Withdrawn = time.Time{}, withdrawn[n]
 		if r := restored[e.Cell]; !r.IsZero() && !e.Started.After(r) {
 			e.Restored = r
-		} else {
-			e.Restored = time.Time{}
+		} else if !noted[n].Before(e.Expires) {
+			e.Restored = noted[n]
 		}
 		out = append(out, e)
 	}
@@ -88,6 +94,13 @@ func both(a, b Evacuation) Evacuation {
 	out.Started = earlier(a.Started, b.Started)
 	out.Over = earlier(a.Started.Add(a.Over), b.Started.Add(b.Over)).Sub(out.Started)
 	return out
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
 }
 
 func earlier(a, b time.Time) time.Time {

@@ -27,6 +27,7 @@ func anyOrders(t *rapid.T, label string) []Evacuation {
 				e.Restored = e.Started
 			}
 		}
+		e.Withdrawn = rapid.IntRange(0, 7).Draw(t, "withdrawn") == 0
 		return e
 	}), 0, 6).Draw(t, label)
 }
@@ -75,7 +76,7 @@ func TestTheStrictestOrderWinsAndARestorationEndsWhatCameBefore(t *testing.T) {
 		}
 		for _, e := range list {
 			for _, u := range united {
-				if u.Cell == e.Cell && !e.Restored.IsZero() && !u.Started.After(e.Restored) && u.Restored.IsZero() {
+				if u.Cell == e.Cell && !e.Restored.IsZero() && e.Restored.Before(e.Expires) && !u.Started.After(e.Restored) && u.Restored.IsZero() {
 					t.Fatalf("%v survives the restoration %v", u, e)
 				}
 			}

@@ -29,6 +29,8 @@ type Evacuation struct {
 	// Restored is when restore was ordered; zero while the evacuation stands.
 	Restored time.Time `json:"restored,omitzero"`
 	Force    bool      `json:"force,omitempty"`
+	// Withdrawn: a safety rule refused the order after some regions had taken it; it never stands.
+	Withdrawn bool `json:"withdrawn,omitempty"`
 }
 
 // EvacuationForm is the version of the stored form of Evacuation.
@@ -36,11 +38,14 @@ const EvacuationForm = 1
 
 // Standing says whether the order keeps clients away at now: ordered, not restored, not expired.
 func (e Evacuation) Standing(now time.Time) bool {
-	return e.Restored.IsZero() && now.Before(e.Expires)
+	return e.Restored.IsZero() && !e.Withdrawn && now.Before(e.Expires)
 }
 
 // Ended is when the order stopped standing: its restoration or its expiry. Only meaningful once Standing is false.
 func (e Evacuation) Ended() time.Time {
+	if e.Withdrawn {
+		return e.Started
+	}
 	if !e.Restored.IsZero() && e.Restored.Before(e.Expires) {
 		return e.Restored
 	}
@@ -50,6 +55,8 @@ func (e Evacuation) Ended() time.Time {
 // State is the cell's lifecycle state under this order at now, with ramp the time a restored cell takes to be full again.
 func (e Evacuation) State(now time.Time, ramp time.Duration) State {
 	switch {
+	case e.Withdrawn:
+		return Active
 	case e.Standing(now) && now.Before(e.Started.Add(e.Over)):
 		return Evacuating
 	case e.Standing(now):

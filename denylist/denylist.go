@@ -35,9 +35,9 @@ const (
 // Bounds of a list.
 const (
 	MaxEntries = 10_000 // that deny; beyond it an addition is refused
-	maxRemoved = 10_000 // removals that are remembered; beyond it those that end first are forgotten, so a denial may come back
+	maxRemoved = 10_000 // removals that are remembered; beyond it the oldest are forgotten, so a denial may come back
 	maxID      = 256    // bytes of an id or issuer
-	maxWords   = 1000   // bytes of a reason
+	maxWords   = 200    // bytes of a reason
 )
 
 // Entry is one operator's word about one caller or route. It is a stored and sent form: see Form.
@@ -117,16 +117,25 @@ func later(a, b Entry) int {
 	return cmp.Or(a.At.Compare(b.At), cmp.Compare(denies(a), denies(b)), a.Expires.Compare(b.Expires), cmp.Compare(a.Reason, b.Reason), cmp.Compare(a.By, b.By))
 }
 
-// Current drops what has expired by now, and the oldest removals beyond their bound.
+// Current drops what has expired by now, and what is beyond the bounds: the oldest removals, and the oldest
+// denials when regions took in too many without knowing of one another's.
 func Current(entries []Entry, now time.Time) []Entry {
-	out := slices.DeleteFunc(slices.Clone(entries), func(e Entry) bool { return !now.Before(e.Expires) })
-	removed := slices.DeleteFunc(slices.Clone(out), func(e Entry) bool { return !e.Removed })
-	if len(removed) <= maxRemoved {
-		return out
+	removed, live := 0, 0
+	newest := slices.Clone(entries)
+	slices.SortStableFunc(newest, func(a, b Entry) int { return b.At.Compare(a.At) })
+	keep := make(map[string]bool, len(entries))
+	for _, e := range newest {
+		switch {
+		case !now.Before(e.Expires):
+		case e.Removed && removed < maxRemoved:
+			removed++
+			keep[e.Name()] = true
+		case !e.Removed && live < MaxEntries:
+			live++
+			keep[e.Name()] = true
+		}
 	}
-	slices.SortFunc(removed, func(a, b Entry) int { return b.Expires.Compare(a.Expires) })
-	limit := removed[maxRemoved-1].Expires
-	return slices.DeleteFunc(out, func(e Entry) bool { return e.Removed && e.Expires.Before(limit) })
+	return slices.DeleteFunc(slices.Clone(entries), func(e Entry) bool { return !keep[e.Name()] })
 }
 
 // Live are the entries that deny at now.

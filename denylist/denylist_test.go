@@ -108,7 +108,7 @@ func TestWhatIsNotUnderstoodIsRefusedWhole(t *testing.T) {
 func TestExpiredEntriesAndTheOldestRemovalsAreForgotten(t *testing.T) {
 	var all []Entry
 	for i := range maxRemoved + 10 {
-		all = append(all, Entry{Kind: User, ID: fmt.Sprint("u", i), Removed: true, Expires: epoch.Add(time.Duration(i+1) * time.Second)})
+		all = append(all, Entry{Kind: User, ID: fmt.Sprint("u", i), Removed: true, At: epoch.Add(-time.Duration(i) * time.Second), Expires: epoch.Add(time.Hour)})
 	}
 	all = append(all, Entry{Kind: User, ID: "ann", Expires: epoch.Add(time.Second)}, Entry{Kind: User, ID: "bob", Expires: epoch})
 	kept := Current(all, epoch)

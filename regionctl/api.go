@@ -54,6 +54,9 @@ func (c *Controller) routes() http.Handler {
 		"GET /v1/evacuations":             c.getEvacuations,
 		"POST /v1/evacuations":            c.postEvacuation,
 		"POST /v1/restorations":           c.postRestoration,
+		"GET /v1/denials":                 c.getDenials,
+		"POST /v1/denials":                c.postDenial,
+		"POST /v1/denials:remove":         c.postPermission,
 		"GET /v1/dns/explain":             c.getDNSExplain,
 		"GET /v1/capacity/headroom":       c.getHeadroom,
 		"GET /v1/audit":                   c.getAudit,
@@ -121,6 +124,8 @@ func (c *Controller) authenticated(h handler) http.Handler {
 // clearly and still go through the moment it is back.
 func (c *Controller) patience(r *http.Request) time.Duration {
 	switch {
+	case r.Method == http.MethodPost && !strings.HasPrefix(r.URL.Path, "/v1/config/") && !strings.HasPrefix(r.URL.Path, "/v1/rollouts/"):
+		return requestTimeout // evacuations and denials bound each step themselves, and go on without the global store
 	case c.globalSeen.lost.Load():
 		return time.Second
 	case strings.HasPrefix(r.URL.Path, "/v1/config/"):

@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/cellgate/cellgate/store"
 )
@@ -31,9 +33,15 @@ func (c *Controller) getAudit(r *call) (any, error) {
 		limit = n
 	}
 	entries, _, err := c.opt.Global.List(r.Context(), store.PrefixAudit)
-	if err != nil {
+	short, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), storePatience)
+	defer cancel()
+	waiting, _, err2 := c.opt.Regional.List(short, store.PrefixAudit)
+	if err != nil && (err2 != nil || len(waiting) == 0) {
 		return nil, err
 	}
+	entries = append(entries, waiting...) // noted in the region while the global store was away
+	slices.SortFunc(entries, func(a, b store.Entry) int { return strings.Compare(a.Key, b.Key) })
+	entries = slices.CompactFunc(entries, func(a, b store.Entry) bool { return a.Key == b.Key })
 	out := []AuditEntry{}
 	for i := len(entries) - 1; i >= 0 && len(out) < limit; i-- {
 		var a AuditEntry

@@ -15,6 +15,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -76,8 +77,13 @@ type Controller struct {
 	nodes    *fleet.Server
 	verdicts verdicts
 	names    names
-	// posted are the payloads last shown of what this controller signs itself. Written by: replicatePlan.
-	posted map[fleet.Kind][]byte
+	// postedOverrides is the payload last shown. Written by: announceOrders.
+	postedOverrides []byte
+	ledger          *ledger
+	ordering        sync.Mutex // one regional order at a time: without the region's store it alone keeps the safety rules
+	couriers        map[cells.RegionID]*fleet.Courier
+	lives           lifetimes
+	alarmed         map[alarm]bool // expiries told. Written by: announceOrders
 
 	leading                  atomic.Bool
 	globalSeen, regionalSeen reach
@@ -101,14 +107,16 @@ func New(o Options) (*Controller, error) {
 		globalBlobs: store.NewBlobs(o.Global), regionalBlobs: store.NewBlobs(o.Regional),
 		board: fleet.NewBoard(), evidence: fleet.NewEvidence(o.Region, o.Now),
 		publishing: make(chan struct{}, maxPublishing),
-		posted:     map[fleet.Kind][]byte{},
-		started:    o.Now(),
+		ledger:     newLedger(), alarmed: map[alarm]bool{},
+		started: o.Now(),
 	}
 	c.nodes = fleet.NewServer(fleet.Config{
 		World: o.World, Region: o.Region, Board: c.board, Evidence: c.evidence, Blobs: c.blob,
-		Leader: c.leading.Load, Identify: identify, Now: o.Now, Log: o.Log,
+		Leader: c.leading.Load, Identify: identify, Now: o.Now, Log: o.Log, Orders: c.hearOrders,
 	})
-	return c, nil
+	var err error
+	c.couriers, err = couriersOf(o)
+	return c, err
 }
 
 func or(d, absent time.Duration) time.Duration {
@@ -127,6 +135,8 @@ func (c *Controller) Run(ctx context.Context) error {
 		c.watchReach,
 		c.replicateTargets,
 		c.replicatePlan,
+		c.runLifeline,
+		c.reconcile,
 		c.serveNodes,
 		c.serveAPI,
 		(&fleet.Peers{Addresses: c.opt.Peers, TLS: trust.ClientTLS(c.opt.Signer, c.opt.Roots, trust.RoleController), Evidence: c.evidence, Log: c.log}).Run,

@@ -3,7 +3,6 @@ package regionctl
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -12,7 +11,6 @@ import (
 
 	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/globalrouter/steer"
-	"github.com/cellgate/cellgate/health"
 	"github.com/cellgate/cellgate/store"
 )
 
@@ -25,11 +23,11 @@ const (
 	maxReason      = 1000 // bytes
 )
 
-// orders is every evacuation in the store at one moment, with what a commit must compare so that nobody else's order
-// comes in between: two orders that are each safe may not be safe together.
+// orders is every evacuation in the store and of the regions at one moment, with what a commit must compare so that nobody
+// else's order comes in between: two orders that are each safe may not be safe together.
 type orders struct {
 	all   map[cells.CellID]cells.Evacuation
-	at    map[cells.CellID]store.Entry
+	at    map[cells.CellID]cells.Evacuation // as the global store has them
 	guard store.Entry
 }
 
@@ -42,15 +40,25 @@ func (c *Controller) orders(ctx context.Context) (*orders, error) {
 	if err != nil {
 		return nil, fmt.Errorf("regionctl: read the evacuations: %w", err)
 	}
-	o := &orders{all: map[cells.CellID]cells.Evacuation{}, at: map[cells.CellID]store.Entry{}, guard: store.Entry{Key: store.KeyGuard, Modified: guard.Modified}}
+	o := &orders{all: map[cells.CellID]cells.Evacuation{}, at: map[cells.CellID]cells.Evacuation{}, guard: store.Entry{Key: store.KeyGuard, Modified: guard.Modified}}
+	var stored []cells.Evacuation
 	for _, e := range entries {
 		var ev cells.Evacuation
 		if err := json.Unmarshal(e.Value, &ev); err != nil {
 			return nil, fmt.Errorf("regionctl: %s: %w", e.Key, err)
 		}
-		o.all[ev.Cell], o.at[ev.Cell] = ev, e
+		o.at[ev.Cell] = ev
+		stored = append(stored, ev)
 	}
+	o.see(cells.Unite(stored, c.ledger.evacuations()), c.opt.Now())
 	return o, nil
+}
+
+// see takes the strictest of what is known of each cell as its order.
+func (o *orders) see(known []cells.Evacuation, now time.Time) {
+	for _, ev := range cells.Strictest(known, now) {
+		o.all[ev.Cell] = ev
+	}
 }
 
 func (o *orders) tag() string { return strconv.FormatInt(int64(o.guard.Modified), 10) }
@@ -115,13 +123,14 @@ func (c *Controller) postEvacuation(r *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	for range maxContest {
-		answer, err := c.evacuate(r, ids, order, req.DryRun)
-		if !errors.Is(err, store.ErrConflict) {
-			return answer, err
-		}
+	answer, err := c.globally(r, func(r *call) (any, error) { return c.evacuate(r, ids, order, req) })
+	if !unanswered(err) {
+		return answer, err
 	}
-	return nil, store.ErrConflict
+	if !req.BreakGlass {
+		return nil, lifelineHint(err, "--break-glass orders it through the regions")
+	}
+	return c.evacuateRegionally(r, ids, order, req)
 }
 
 func (c *Controller) parseOrder(req EvacuateRequest, who string) (cells.Evacuation, error) {
@@ -150,7 +159,7 @@ func duration(s string, absent time.Duration) (time.Duration, error) {
 }
 
 // evacuate judges and stores the order for every cell, all or none.
-func (c *Controller) evacuate(r *call, ids []cells.CellID, order cells.Evacuation, dryRun bool) (any, error) {
+func (c *Controller) evacuate(r *call, ids []cells.CellID, order cells.Evacuation, req EvacuateRequest) (any, error) {
 	ctx := r.Context()
 	o, err := c.orders(ctx)
 	if err != nil {
@@ -159,9 +168,14 @@ func (c *Controller) evacuate(r *call, ids []cells.CellID, order cells.Evacuatio
 	if err := r.match(o.tag()); err != nil {
 		return nil, err
 	}
-	answer := Evacuated{DryRun: dryRun, Warnings: c.rolloutWarnings(ids)}
-	if answer.Outcomes, err = c.judgeOrders(ctx, o, ids, order); err != nil {
+	answer := Evacuated{DryRun: req.DryRun, Path: PathGlobal, Warnings: c.rolloutWarnings(ids)}
+	if answer.Outcomes, err = c.judgeOrders(ctx, o, ids, order, req.BreakGlass); err != nil {
 		return nil, err
+	}
+	what := "evacuate"
+	if req.BreakGlass {
+		what = "evacuate (break glass)"
+		answer.Warnings = append(answer.Warnings, "break glass: whether the rest can carry it was not asked")
 	}
 	for _, id := range ids {
 		ev := order
@@ -172,10 +186,10 @@ func (c *Controller) evacuate(r *call, ids []cells.CellID, order cells.Evacuatio
 		}
 		answer.Orders = append(answer.Orders, ev)
 	}
-	if dryRun {
+	if req.DryRun {
 		return answer, nil
 	}
-	err = c.storeOrders(ctx, o, answer.Orders, nil, AuditEntry{Who: r.who, What: "evacuate", On: join(ids), Why: order.Reason, After: fmt.Sprintf("over %s, until %s", order.Over, order.Expires.Format(time.RFC3339))})
+	err = c.storeOrders(ctx, o, answer.Orders, nil, AuditEntry{Who: r.who, What: what, On: join(ids), Why: order.Reason, After: fmt.Sprintf("over %s, until %s", order.Over, order.Expires.Format(time.RFC3339))})
 	if err != nil {
 		return nil, err
 	}
@@ -183,9 +197,10 @@ func (c *Controller) evacuate(r *call, ids []cells.CellID, order cells.Evacuatio
 	return answer, nil
 }
 
-// judgeOrders applies the safety rules to the orders one after the other, each beside those before it.
-func (c *Controller) judgeOrders(ctx context.Context, o *orders, ids []cells.CellID, order cells.Evacuation) ([]steer.Outcome, error) {
-	if err := c.lastCell(o, ids, order.Started); err != nil {
+// judgeOrders applies the safety rules to the orders one after the other, each beside those before it. Breaking the glass
+// skips the question of headroom alone.
+func (c *Controller) judgeOrders(ctx context.Context, o *orders, ids []cells.CellID, order cells.Evacuation, breakGlass bool) ([]steer.Outcome, error) {
+	if err := c.sparesEnough(o, ids, order); err != nil || breakGlass {
 		return nil, err
 	}
 	state, _, err := load[steer.State](ctx, c.opt.Global, store.KeySteering)
@@ -229,27 +244,6 @@ func immediate(ev cells.Evacuation) cells.Evacuation {
 	return ev
 }
 
-// lastCell refuses to leave a traffic class without a usable cell: neither evacuated nor known to be down. Nothing overrides it.
-func (c *Controller) lastCell(o *orders, ids []cells.CellID, now time.Time) error {
-	left, had := map[cells.Class]int{}, map[cells.Class]bool{}
-	verdicts := c.verdicts.get()
-	for _, cell := range c.opt.Topology.Cells() {
-		if slices.Contains(ids, cell.ID) {
-			had[cell.Class] = true
-			continue
-		}
-		if !o.all[cell.ID].Standing(now) && verdicts[cell.ID] != health.Unhealthy {
-			left[cell.Class]++
-		}
-	}
-	for class := range had {
-		if left[class] == 0 {
-			return refused("last_cell", "", "%s would leave no usable cell for its traffic class", join(ids))
-		}
-	}
-	return nil
-}
-
 func (c *Controller) postRestoration(r *call) (any, error) {
 	req, err := body[RestoreRequest](r)
 	if err != nil {
@@ -259,13 +253,11 @@ func (c *Controller) postRestoration(r *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	for range maxContest {
-		answer, err := c.restore(r, req, ids)
-		if !errors.Is(err, store.ErrConflict) {
-			return answer, err
-		}
+	answer, err := c.globally(r, func(r *call) (any, error) { return c.restore(r, req, ids) })
+	if !unanswered(err) {
+		return answer, err
 	}
-	return nil, store.ErrConflict
+	return c.restoreRegionally(r, req, ids)
 }
 
 // restore ends every standing order among the cells; they ramp back.
@@ -277,7 +269,24 @@ func (c *Controller) restore(r *call, req RestoreRequest, ids []cells.CellID) (a
 	if err := r.match(o.tag()); err != nil {
 		return nil, err
 	}
-	answer, now := Evacuated{DryRun: req.DryRun}, c.opt.Now().UTC()
+	answer, done, err := c.restoration(o, req, ids)
+	if err != nil || done {
+		return answer, err
+	}
+	answer.Path = PathGlobal
+	audit := AuditEntry{Who: r.who, What: "restore", On: req.What, Why: req.Reason}
+	if err := c.storeOrders(r.Context(), o, answer.Orders, nil, audit); err != nil {
+		return nil, err
+	}
+	c.ledger.add(answer.Orders, nil, c.opt.Now())
+	c.log.Info("restoration ordered", "what", req.What, "by", r.who)
+	return answer, nil
+}
+
+// restoration is what a restoration would change; done says that there is nothing to store.
+func (c *Controller) restoration(o *orders, req RestoreRequest, ids []cells.CellID) (answer Evacuated, done bool, err error) {
+	now := c.opt.Now().UTC()
+	answer.DryRun = req.DryRun
 	var before []cells.Evacuation // said twice, or answered by a controller that was lost before it could say so
 	for _, id := range ids {
 		ev := o.all[id]
@@ -291,20 +300,12 @@ func (c *Controller) restore(r *call, req RestoreRequest, ids []cells.CellID) (a
 	}
 	if len(answer.Orders) == 0 && len(before) > 0 {
 		answer.Orders, answer.Warnings = before, []string{req.What + " is being restored already"}
-		return answer, nil
+		return answer, true, nil
 	}
 	if len(answer.Orders) == 0 {
-		return nil, conflict("%s is not evacuated", req.What)
+		return answer, true, conflict("%s is not evacuated", req.What)
 	}
-	if req.DryRun {
-		return answer, nil
-	}
-	audit := AuditEntry{Who: r.who, What: "restore", On: req.What, Why: req.Reason}
-	if err := c.storeOrders(r.Context(), o, answer.Orders, nil, audit); err != nil {
-		return nil, err
-	}
-	c.log.Info("restoration ordered", "what", req.What, "by", r.who)
-	return answer, nil
+	return answer, req.DryRun, nil
 }
 
 // tendEvacuations notes expiries, as an alarm, and forgets orders whose cells are fully back.

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/cellgate/cellgate/cells"
+	"github.com/cellgate/cellgate/denylist"
 	"github.com/cellgate/cellgate/globalrouter/steer"
 	"github.com/cellgate/cellgate/problem"
 	"github.com/cellgate/cellgate/proxy/program"
@@ -168,7 +169,38 @@ type EvacuateRequest struct {
 	Over    string `json:"over,omitempty"`    // duration; empty = 5m
 	Expires string `json:"expires,omitempty"` // duration from now; empty = 2h
 	Force   bool   `json:"force,omitempty"`
-	DryRun  bool   `json:"dry_run,omitempty"`
+	// BreakGlass skips the question of headroom, and goes through the regions when the global store doesn't answer.
+	BreakGlass bool `json:"break_glass,omitempty"`
+	DryRun     bool `json:"dry_run,omitempty"`
+}
+
+// DenyRequest is the body of POST /v1/denials, and of POST /v1/denials:remove.
+type DenyRequest struct {
+	Kind   string         `json:"kind"` // user, token, key or route
+	ID     string         `json:"id"`
+	Issuer string         `json:"issuer,omitempty"` // of users and tokens; empty = any
+	Region cells.RegionID `json:"region,omitempty"` // empty = everywhere
+	Reason string         `json:"reason"`
+	For    string         `json:"for,omitempty"` // duration; empty = as long as a token may live, 30 days for keys, 24 h for routes
+	// Confirm denies a route although it carries much traffic.
+	Confirm bool `json:"confirm,omitempty"`
+	DryRun  bool `json:"dry_run,omitempty"`
+}
+
+// Denied answers both.
+type Denied struct {
+	Entry    denylist.Entry `json:"entry"`
+	Reached  []RegionReach  `json:"reached,omitempty"`
+	DryRun   bool           `json:"dry_run,omitempty"`
+	Warnings []string       `json:"warnings,omitempty"`
+}
+
+// Denials is what GET /v1/denials answers.
+type Denials struct {
+	Entries  []denylist.Entry `json:"entries"`
+	Used     int              `json:"used"`
+	Limit    int              `json:"limit"`
+	Warnings []string         `json:"warnings,omitempty"`
 }
 
 // RestoreRequest is the body of POST /v1/restorations.
@@ -185,6 +217,24 @@ type Evacuated struct {
 	Outcomes []steer.Outcome `json:"outcomes,omitempty"`
 	DryRun   bool            `json:"dry_run,omitempty"`
 	Warnings []string        `json:"warnings,omitempty"`
+	// Path says how the order went: PathGlobal or PathRegional.
+	Path    string        `json:"path,omitempty"`
+	Reached []RegionReach `json:"reached,omitempty"` // by the regional path
+}
+
+// The ways that an order takes.
+const (
+	PathGlobal   = "global"   // stored in the global store; the leader acts on it
+	PathRegional = "regional" // told to every region that can be reached, which act on it by themselves
+)
+
+// RegionReach says whether a region's controller took an order.
+type RegionReach struct {
+	Region cells.RegionID `json:"region"`
+	Taken  bool           `json:"taken"`
+	// Stored: the region's store has it. Else it is in its controller's memory and on its processes' disks.
+	Stored bool   `json:"stored"`
+	Why    string `json:"why,omitempty"` // it was not taken; it is told again until it is
 }
 
 // DNSExplained says why a client gets the answer it gets.

@@ -34,7 +34,7 @@ func (c *Controller) replicatePlan(ctx context.Context) error {
 		return err
 	}
 	return c.onChange(ctx, "plan", func(ctx context.Context) error {
-		return errors.Join(c.postPlan(), c.postOverrides(), c.copyPlan(ctx))
+		return errors.Join(c.postPlan(), c.copyPlan(ctx))
 	})
 }
 
@@ -71,7 +71,7 @@ func (c *Controller) copyPlan(ctx context.Context) error {
 			return err
 		}
 	}
-	evacs := c.evacuations()
+	evacs := c.globalOrders()
 	if evacs == nil {
 		evacs = []cells.Evacuation{}
 	}
@@ -228,7 +228,7 @@ func (c *Controller) postTarget() error {
 	}
 	m, err := targetOrder(c, e.Value)
 	if err == nil {
-		c.board.PostTarget(c.opt.Region, m)
+		c.board.PostTo(c.opt.Region, m)
 	}
 	return err
 }
@@ -256,27 +256,23 @@ func (c *Controller) postPlan() error {
 
 // postOverrides signs the evacuations that still matter.
 func (c *Controller) postOverrides() error {
-	evacs := c.evacuations()
-	if !c.intent.ready() {
-		evacs, _, _ = read[[]cells.Evacuation](c.copied, store.KeyCopyEvacuees)
-	}
 	standing := []cells.Evacuation{}
-	for _, e := range evacs {
+	for _, e := range c.evacuations() {
 		if e.State(c.opt.Now(), c.opt.Ramp) != cells.Active {
 			standing = append(standing, e)
 		}
 	}
-	return c.postSigned(fleet.KindOverrides, trust.KindOverrides, standing)
+	return c.postSigned(fleet.KindOverrides, trust.KindOverrides, standing, &c.postedOverrides)
 }
 
 func (c *Controller) postTopology() error {
-	return c.postSigned(fleet.KindTopology, trust.KindTopology, c.opt.Topology)
+	return c.postSigned(fleet.KindTopology, trust.KindTopology, c.opt.Topology, new([]byte))
 }
 
 // postSigned signs and shows a message unless the same payload is shown already: signatures differ every time.
-func (c *Controller) postSigned(kind fleet.Kind, envelopeKind string, v any) error {
+func (c *Controller) postSigned(kind fleet.Kind, envelopeKind string, v any, posted *[]byte) error {
 	payload := encode(v)
-	if string(c.posted[kind]) == string(payload) {
+	if string(*posted) == string(payload) {
 		return nil
 	}
 	envelope, err := c.opt.Signer.Sign(envelopeKind, payload)
@@ -284,7 +280,7 @@ func (c *Controller) postSigned(kind fleet.Kind, envelopeKind string, v any) err
 		return err
 	}
 	c.board.Post(fleet.Mail{Kind: kind, Envelope: envelope})
-	c.posted[kind] = payload
+	*posted = payload
 	return nil
 }
 
@@ -299,7 +295,7 @@ func (c *Controller) postForeign() error {
 		if err != nil {
 			return err
 		}
-		c.board.PostTarget(r.ID, m)
+		c.board.PostTo(r.ID, m)
 	}
 	return nil
 }

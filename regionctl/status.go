@@ -49,7 +49,7 @@ func (c *Controller) warnings(regions []RegionStatus) []string {
 		out = append(out, "this controller has not read the global store yet: the version is what its nodes say")
 	}
 	if c.globalSeen.lost.Load() {
-		out = append(out, "the global store does not answer: nothing can be published or ordered, the regions go on with their copies")
+		out = append(out, "the global store does not answer: nothing can be published, the regions go on with their copies; evacuate --break-glass, restore and deny still work")
 	}
 	if c.regionalSeen.lost.Load() {
 		out = append(out, fmt.Sprintf("the store of region %s does not answer: its nodes are served from memory", c.opt.Region))

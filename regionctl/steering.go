@@ -180,8 +180,17 @@ func (c *Controller) load(now time.Time) map[cells.CellID]steer.CellLoad {
 	return out
 }
 
-// evacuations lists the mirrored orders.
+// evacuations is the order that counts for each cell: the strictest of those of the global store and of the regions.
 func (c *Controller) evacuations() []cells.Evacuation {
+	known := c.globalOrders()
+	if !c.intent.ready() {
+		known, _, _ = read[[]cells.Evacuation](c.copied, store.KeyCopyEvacuees)
+	}
+	return cells.Strictest(cells.Unite(known, c.ledger.evacuations()), c.opt.Now())
+}
+
+// globalOrders lists the mirrored orders of the global store.
+func (c *Controller) globalOrders() []cells.Evacuation {
 	var out []cells.Evacuation
 	for _, e := range c.intent.list(store.PrefixEvacuations) {
 		var ev cells.Evacuation

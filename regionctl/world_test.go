@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/cellgate/cellgate/cells"
+	"github.com/cellgate/cellgate/denylist"
 	"github.com/cellgate/cellgate/nodeapi"
 	"github.com/cellgate/cellgate/regionctl/rollout"
 	"github.com/cellgate/cellgate/report"
@@ -193,7 +194,9 @@ type node struct {
 	served uint64
 	sum    snapshot.Digest
 	refuse uint64 // version that it NACKs
-	evacs  int
+	orders []cells.Evacuation
+	denied []denylist.Entry
+	beat   time.Time
 }
 
 func (w *world) controllers(own cells.RegionID) []string {
@@ -245,7 +248,17 @@ func (n *node) receive(d *nodeapi.Down) {
 			n.w.t.Errorf("%s: overrides: %v", n.id, err)
 		}
 		n.mu.Lock()
-		n.evacs = len(list)
+		n.orders = list
+		n.mu.Unlock()
+	case *nodeapi.Down_Denylist:
+		raw, _, err := n.w.roots.Verify(trust.KindDenylist, m.Denylist.Envelope, time.Now(), trust.RoleController)
+		list, err2 := denylist.Decode(raw)
+		if err != nil || err2 != nil || list.Region != n.id.Region() {
+			n.w.t.Errorf("%s: denylist of %q: %v %v", n.id, list.Region, err, err2)
+		}
+		n.mu.Lock()
+		n.denied = denylist.Unite(n.denied, list.Entries)
+		n.beat = list.At
 		n.mu.Unlock()
 	case *nodeapi.Down_Target:
 		go n.apply(m.Target.Envelope)

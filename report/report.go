@@ -79,11 +79,36 @@ type Node struct {
 	InFlight    int64         `json:"in_flight"`
 	CPU         time.Duration `json:"cpu_ns"` // process CPU time used in the window
 	RSS         int64         `json:"rss_bytes"`
+	// Busy are the routes that carried at least a two-hundredth of the requests of the last ten seconds or so.
+	Busy Busy `json:"busy,omitzero"`
 
 	// Services are the parts of the traffic by upstream, Hosts by the host that was asked for; sorted by id, at most
 	// MaxStrata each. Empty from nodes that don't tell them.
 	Services []Stratum `json:"services,omitempty"`
 	Hosts    []Stratum `json:"hosts,omitempty"`
+}
+
+// Busy says which routes carry a node's traffic.
+type Busy struct {
+	Requests uint64            `json:"requests"`         // of all routes
+	Routes   map[string]uint64 `json:"routes,omitempty"` // at most 200, by route id
+}
+
+// BusyOf keeps the routes that matter of all that were counted.
+func BusyOf(counts map[string]uint64) Busy {
+	b := Busy{}
+	for _, n := range counts {
+		b.Requests += n
+	}
+	for route, n := range counts {
+		if route != "" && n > 0 && n*200 >= b.Requests {
+			if b.Routes == nil {
+				b.Routes = map[string]uint64{}
+			}
+			b.Routes[route] = n
+		}
+	}
+	return b
 }
 
 // Probe is what one prober saw of one cell (or, with Node set, of one node) in one try.

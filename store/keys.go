@@ -1,6 +1,7 @@
 package store
 
 import (
+	"crypto/sha256"
 	"fmt"
 
 	"github.com/cellgate/cellgate/cells"
@@ -35,6 +36,11 @@ const (
 	KeyCopyTarget   = PrefixCopy + "target"
 	KeyCopyPlan     = PrefixCopy + "plan"
 	KeyCopyEvacuees = PrefixCopy + "evacuations"
+	// KeyCopyOrders holds the evacuations that were ordered or restored without the global store.
+	KeyCopyOrders = PrefixCopy + "orders"
+	// PrefixDenied holds the region's denylist, an entry a key; KeyDenyGuard changes with every addition.
+	PrefixDenied = PrefixCopy + "denied/" // KeyDenied
+	KeyDenyGuard = PrefixCopy + "denylist"
 )
 
 // Both: blobs by digest. A head is written after its chunks.
@@ -54,6 +60,11 @@ func KeyTarget(r cells.RegionID) string { return PrefixTargets + string(r) }
 
 // KeyEvacuation holds the order that concerns one cell.
 func KeyEvacuation(c cells.CellID) string { return PrefixEvacuations + string(c) }
+
+// KeyDenied holds one entry of the denylist, by the SHA-256 of its name.
+func KeyDenied(name string) string {
+	return fmt.Sprintf("%s%x", PrefixDenied, sha256.Sum256([]byte(name)))
+}
 
 // KeyAudit holds one entry of the audit log; at is in nanoseconds since 1970.
 func KeyAudit(at int64, who string) string { return fmt.Sprintf("%s%020d/%s", PrefixAudit, at, who) }

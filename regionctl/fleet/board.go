@@ -18,6 +18,8 @@ const (
 	KindTopology
 	KindOverrides
 	KindVerdicts
+	KindDenylist
+	KindDenyBeat // says that the denylist is the newest still
 	kinds
 )
 
@@ -42,24 +44,26 @@ func (m Mail) down() *nodeapi.Down {
 		return &nodeapi.Down{Message: &nodeapi.Down_Topology{Topology: s}}
 	case KindVerdicts:
 		return &nodeapi.Down{Message: &nodeapi.Down_Verdicts{Verdicts: s}}
+	case KindDenylist, KindDenyBeat:
+		return &nodeapi.Down{Message: &nodeapi.Down_Denylist{Denylist: s}}
 	default:
 		return &nodeapi.Down{Message: &nodeapi.Down_Overrides{Overrides: s}}
 	}
 }
 
-// Board shows the newest message of each kind, targets by region. There is no queue: who is slow reads only the newest.
+// Board shows the newest message of each kind, targets and denylists by region. There is no queue: who is slow reads only the newest.
 // It is safe for concurrent use.
 type Board struct {
 	mu      sync.Mutex
 	stamp   uint64
-	world   [kinds]Mail // all kinds but targets
-	targets map[cells.RegionID]Mail
+	world   [kinds]Mail // what is for every region
+	regions map[cells.RegionID]*[kinds]Mail
 	waiting map[chan struct{}]bool
 }
 
 // NewBoard is an empty board.
 func NewBoard() *Board {
-	return &Board{targets: map[cells.RegionID]Mail{}, waiting: map[chan struct{}]bool{}}
+	return &Board{regions: map[cells.RegionID]*[kinds]Mail{}, waiting: map[chan struct{}]bool{}}
 }
 
 // Post shows a message that is for everyone it concerns in every region. What is shown already, or is older, changes nothing.
@@ -71,12 +75,17 @@ func (b *Board) Post(m Mail) {
 	}
 }
 
-// PostTarget shows the target of a region.
-func (b *Board) PostTarget(region cells.RegionID, m Mail) {
+// PostTo shows a message that is for one region.
+func (b *Board) PostTo(region cells.RegionID, m Mail) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if fresher(m, b.targets[region]) {
-		b.targets[region] = b.stamped(m)
+	shown := b.regions[region]
+	if shown == nil {
+		shown = &[kinds]Mail{}
+		b.regions[region] = shown
+	}
+	if fresher(m, shown[m.Kind]) {
+		shown[m.Kind] = b.stamped(m)
 	}
 }
 
@@ -107,8 +116,8 @@ func (b *Board) read(kind Kind, region cells.RegionID) (Mail, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	m := b.world[kind]
-	if kind == KindTarget {
-		m = b.targets[region]
+	if own := b.regions[region]; own != nil && own[kind].Envelope != nil {
+		m = own[kind]
 	}
 	return m, m.Envelope != nil
 }

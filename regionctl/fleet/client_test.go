@@ -143,8 +143,8 @@ func TestEachRoleIsToldWhatItNeedsAndHeard(t *testing.T) {
 	sum := sha256.Sum256(blob)
 	digest := hex.EncodeToString(sum[:])
 	s := newStage(t, map[string][]byte{digest: blob})
-	s.board.PostTarget("e", fleet.Mail{Kind: fleet.KindTarget, Epoch: 1, Number: 1, Envelope: []byte("target-e")})
-	s.board.PostTarget("u", fleet.Mail{Kind: fleet.KindTarget, Epoch: 1, Number: 1, Envelope: []byte("target-u")})
+	s.board.PostTo("e", fleet.Mail{Kind: fleet.KindTarget, Epoch: 1, Number: 1, Envelope: []byte("target-e")})
+	s.board.PostTo("u", fleet.Mail{Kind: fleet.KindTarget, Epoch: 1, Number: 1, Envelope: []byte("target-u")})
 	s.board.Post(fleet.Mail{Kind: fleet.KindPlan, Epoch: 1, Number: 1, Envelope: []byte("plan")})
 	s.board.Post(fleet.Mail{Kind: fleet.KindTopology, Envelope: []byte("topology")})
 	proxy, router, prober := s.member(trust.RoleProxy, "e/a/1"), s.member(trust.RoleRouter, "e/1"), s.member(trust.RoleProber, "e/1")
@@ -172,7 +172,7 @@ func TestEachRoleIsToldWhatItNeedsAndHeard(t *testing.T) {
 	}
 
 	// A target waits for the answer to the one before; a NACK is an answer.
-	s.board.PostTarget("e", fleet.Mail{Kind: fleet.KindTarget, Epoch: 1, Number: 2, Envelope: []byte("second")})
+	s.board.PostTo("e", fleet.Mail{Kind: fleet.KindTarget, Epoch: 1, Number: 2, Envelope: []byte("second")})
 	time.Sleep(100 * time.Millisecond)
 	if got := proxy.heard(); got != "target-e" {
 		t.Errorf("two targets are outstanding: %s", got)

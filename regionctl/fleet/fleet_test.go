@@ -31,8 +31,8 @@ func kindsOf(ms []Mail) string {
 
 func full() *Board {
 	b := NewBoard()
-	b.PostTarget("eu-west", Mail{Kind: KindTarget, Epoch: 3, Number: 7, Envelope: []byte("t-eu")})
-	b.PostTarget("us-east", Mail{Kind: KindTarget, Epoch: 3, Number: 8, Envelope: []byte("t-us")})
+	b.PostTo("eu-west", Mail{Kind: KindTarget, Epoch: 3, Number: 7, Envelope: []byte("t-eu")})
+	b.PostTo("us-east", Mail{Kind: KindTarget, Epoch: 3, Number: 8, Envelope: []byte("t-us")})
 	b.Post(Mail{Kind: KindPlan, Epoch: 3, Number: 2, Envelope: []byte("p")})
 	b.Post(Mail{Kind: KindTopology, Envelope: []byte("y")})
 	b.Post(Mail{Kind: KindOverrides, Envelope: []byte("o")})
@@ -63,7 +63,7 @@ func TestOneTargetIsOutstandingAndTheNewestFollows(t *testing.T) {
 	s.wake = make(chan struct{}, 1)
 	s.due(now)
 	for n := uint64(8); n <= 20; n++ {
-		b.PostTarget("eu-west", Mail{Kind: KindTarget, Epoch: 3, Number: n, Envelope: []byte{byte(n)}})
+		b.PostTo("eu-west", Mail{Kind: KindTarget, Epoch: 3, Number: n, Envelope: []byte{byte(n)}})
 		if got := kindsOf(s.due(now)); got != "" {
 			t.Fatalf("before the ACK it is sent %q", got)
 		}
@@ -76,7 +76,7 @@ func TestOneTargetIsOutstandingAndTheNewestFollows(t *testing.T) {
 	if got := kindsOf(s.due(now)); got != "0(3.20) " {
 		t.Errorf("after the answer: %q", got)
 	}
-	b.PostTarget("eu-west", Mail{Kind: KindTarget, Epoch: 4, Number: 1, Envelope: []byte("x")})
+	b.PostTo("eu-west", Mail{Kind: KindTarget, Epoch: 4, Number: 1, Envelope: []byte("x")})
 	if got := kindsOf(s.due(now.Add(ackPatience))); got != "0(4.1) " {
 		t.Errorf("a node that never answers: %q", got)
 	}
@@ -89,7 +89,7 @@ func TestOlderMessagesNeverReplaceNewerOnes(t *testing.T) {
 	if m, _ := b.read(KindPlan, ""); string(m.Envelope) != "p" {
 		t.Errorf("plan %s", m.Envelope)
 	}
-	b.PostTarget("eu-west", Mail{Kind: KindTarget, Epoch: 2, Number: 99, Envelope: []byte("old")})
+	b.PostTo("eu-west", Mail{Kind: KindTarget, Epoch: 2, Number: 99, Envelope: []byte("old")})
 	if m, _ := b.read(KindTarget, "eu-west"); string(m.Envelope) != "t-eu" {
 		t.Errorf("target %s", m.Envelope)
 	}

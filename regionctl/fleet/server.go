@@ -41,6 +41,8 @@ type Config struct {
 	Identify func(ctx context.Context) (trust.Identity, error)
 	Now      func() time.Time
 	Log      *slog.Logger
+	// Orders takes what another region's controller ordered without the global store; nil refuses it.
+	Orders func(ctx context.Context, from trust.Identity, orders *nodeapi.RegionalOrders) (*nodeapi.OrdersReply, error)
 }
 
 // Server answers the node protocol. The role in the peer's certificate decides what it gets; a message never does.
@@ -274,6 +276,18 @@ func (s *Server) sendBlob(ctx context.Context, digest string, send func(*nodeapi
 		return status.Errorf(codes.NotFound, "blob %.16s: %v", digest, err)
 	}
 	return nodeapi.SendBlob(send, digest, blob)
+}
+
+// Orders takes what was ordered in another region.
+func (s *Server) Orders(ctx context.Context, orders *nodeapi.RegionalOrders) (*nodeapi.OrdersReply, error) {
+	id, err := s.caller(ctx, trust.RoleController)
+	if err != nil {
+		return nil, err
+	}
+	if s.Config.Orders == nil {
+		return nil, status.Error(codes.Unimplemented, "orders are not taken here")
+	}
+	return s.Config.Orders(ctx, id, orders)
 }
 
 // Rollups streams what this controller heard, once a second, to a controller of another region.

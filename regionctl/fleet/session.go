@@ -29,7 +29,7 @@ type session struct {
 func interests(role trust.Role) []Kind {
 	switch role {
 	case trust.RoleProxy:
-		return []Kind{KindTarget, KindOverrides}
+		return []Kind{KindTarget, KindOverrides, KindDenylist, KindDenyBeat}
 	case trust.RoleRouter:
 		return []Kind{KindPlan, KindTopology, KindOverrides, KindVerdicts}
 	case trust.RoleProber:

@@ -178,7 +178,7 @@ policies: [{id: jwt, jwt: {issuer: "i", audience: a, jwks: %q}}]
 	g.blobs[string(snapshot.Sum(manifest))] = manifest
 	raw, _ = json.Marshal(rollout.Target{Form: rollout.TargetForm, Region: "eu-west", Epoch: 1, Number: n,
 		Cells: map[cells.CellID]rollout.Version{"eu-west/a": {Number: n, Manifest: snapshot.Sum(manifest)}}, Share: map[cells.CellID]int{"eu-west/a": 1}})
-	g.board.PostTarget("eu-west", fleet.Mail{Kind: fleet.KindTarget, Epoch: 1, Number: n, Envelope: g.sign(trust.KindTarget, raw)})
+	g.board.PostTo("eu-west", fleet.Mail{Kind: fleet.KindTarget, Epoch: 1, Number: n, Envelope: g.sign(trust.KindTarget, raw)})
 }
 
 func (g *gateway) sign(kind string, payload []byte) []byte {

@@ -48,6 +48,7 @@ type worldNode struct {
 	first  chan struct{} // closed when there is something to serve
 	once   sync.Once
 	used   usage
+	busy   busy
 }
 
 // serveWorld binds the node's own addresses first, so that a second process with the same name fails before it touches the

@@ -1,0 +1,40 @@
+package fleet
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+
+	"github.com/cellgate/cellgate/cells"
+	"github.com/cellgate/cellgate/nodeapi"
+)
+
+// Courier takes orders to the controller of another region.
+type Courier struct {
+	Region cells.RegionID
+	client nodeapi.ControllerClient
+	conn   *grpc.ClientConn
+}
+
+// NewCourier makes one; it connects when there is something to take.
+func NewCourier(region cells.RegionID, addr string, tls *tls.Config) (*Courier, error) {
+	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(credentials.NewTLS(tls.Clone())), grpc.WithNoProxy(),
+		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: time.Second}))
+	if err != nil {
+		return nil, fmt.Errorf("fleet: courier to %s: %w", region, err)
+	}
+	return &Courier{Region: region, client: nodeapi.NewControllerClient(conn), conn: conn}, nil
+}
+
+// Take delivers the orders, or says why not. A peer that was away is tried at once, not after a back-off.
+func (c *Courier) Take(ctx context.Context, orders *nodeapi.RegionalOrders) (*nodeapi.OrdersReply, error) {
+	c.conn.ResetConnectBackoff()
+	return c.client.Orders(ctx, orders, grpc.WaitForReady(false))
+}
+
+// Close ends the connection.
+func (c *Courier) Close() { c.conn.Close() }
