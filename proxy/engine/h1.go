@@ -338,6 +338,9 @@ func (c *conn) exchange() bool {
 	c.answer.begin(c)
 	x.Closing = x.Request.Close || c.isOld(x.Start)
 	clean := drive(x, c)
+	if c.body.interrupted.Load() {
+		c.readBy = time.Time{}
+	}
 	going := clean && !c.answer.closing && !c.answer.broken && c.body.done
 	if c.answer.left && !going {
 		_ = c.flush()

@@ -188,8 +188,8 @@ func (c *conn) trailers() *http1.Head {
 }
 
 // interrupt makes a Read of the upload's goroutine return. The flag covers the moment between arming and reading.
+// readBy belongs to that goroutine still; exchange forgets it afterwards.
 func (c *conn) interrupt() {
 	c.body.interrupted.Store(true)
-	c.readBy = time.Unix(1, 0)
-	_ = c.nc.SetReadDeadline(c.readBy)
+	_ = c.nc.SetReadDeadline(time.Unix(1, 0))
 }

@@ -331,7 +331,7 @@ func TestEachPhaseOfAnAttemptHasItsOwnTimer(t *testing.T) {
 			began := time.Now()
 			res, body, _ := w.dial().send(get("/")).answer("GET")
 			problem(t, res, body, reason.UpstreamTimeout)
-			if took := time.Since(began); took < 100*time.Millisecond || took > 400*time.Millisecond {
+			if took := time.Since(began); took < 100*time.Millisecond || took > 2*time.Second {
 				t.Fatalf("took %v", took)
 			}
 		})
@@ -404,7 +404,7 @@ func TestABodyThatComesTooSlowlyIsTheClientsFault(t *testing.T) {
 			began := time.Now()
 			res, body, _ := w.dial().send("POST / HTTP/1.1\r\nHost: a.example\r\n" + head).answer("POST")
 			problem(t, res, body, reason.BodyTimeout)
-			if took := time.Since(began); took < 150*time.Millisecond || took > time.Second {
+			if took := time.Since(began); took < 150*time.Millisecond || took > 2*time.Second {
 				t.Fatalf("took %v", took)
 			}
 		})
