@@ -30,8 +30,8 @@ type share struct{ set, loc, cell, n int }
 //
 // A step does no more than maxFallbackWork and leaves the rest to the next ones, round by round in the order of ids.
 // A fallback that is still of an older plan is sound, since routers take from it only where the slots of a lost cell go;
-// it may only miss what room there is now.
-func (w *work) fallBack(old *State, again bool) {
+// it may only miss what room there is now. It says whether any fallback has changed.
+func (w *work) fallBack(old *State, again bool) (changed bool) {
 	losses := w.next.Plan.losses()
 	ids := slices.Sorted(maps.Keys(losses))
 	w.next.FallbackDue, w.next.FallbackNext = old.FallbackDue, old.FallbackNext
@@ -42,7 +42,7 @@ func (w *work) fallBack(old *State, again bool) {
 		}
 	}
 	if w.next.FallbackDue == 0 {
-		return
+		return false
 	}
 	w.byLatency(0) // w.near is shared by all losses from here on
 	w.best = nil
@@ -62,9 +62,12 @@ func (w *work) fallBack(old *State, again bool) {
 		at++
 	}
 	w.next.FallbackNext = ids[at%len(ids)]
-	if out := w.bounded(made, losses); !reflect.DeepEqual(out, w.next.Plan.Fallbacks) {
-		w.next.Plan.Fallbacks = out
+	out := w.bounded(made, losses)
+	if reflect.DeepEqual(out, w.next.Plan.Fallbacks) {
+		return false
 	}
+	w.next.Plan.Fallbacks = out
+	return true
 }
 
 // bounded leaves out the losses of the least load when all together are too large; the result is sorted by id.

@@ -46,8 +46,8 @@ func (w *work) publish(old *State) State {
 	if sameLayout(p, &old.Plan) {
 		p.Fallbacks = old.Plan.Fallbacks
 	}
-	w.fallBack(old, w.drifted(old.Plan.Created) || !sameContent(p, &old.Plan))
-	if w.in.Epoch != old.Plan.Epoch || !sameContent(p, &old.Plan) {
+	same := sameContent(p, &old.Plan)
+	if w.fallBack(old, !same || w.drifted(old.Plan.Created)) || !same || w.in.Epoch != old.Plan.Epoch {
 		p.Epoch, p.Number, p.Created = w.in.Epoch, old.Plan.Number+1, w.now
 		if err := p.Validate(); err != nil {
 			kept := *old
@@ -71,7 +71,17 @@ func sameContent(a, b *Plan) bool {
 		}
 	}
 	x.Unplaced, y.Unplaced = nil, nil
+	if !slices.EqualFunc(x.Rows, y.Rows, sameRows) || !slices.EqualFunc(x.Localities, y.Localities, sameLocality) {
+		return false
+	}
+	x.Rows, y.Rows, x.Localities, y.Localities = nil, nil, nil, nil // reflection is slow where the plan is large
 	return reflect.DeepEqual(x, y)
+}
+
+func sameRows(a, b []Row) bool { return slices.EqualFunc(a, b, slices.Equal[Row]) }
+
+func sameLocality(a, b Locality) bool {
+	return a.ID == b.ID && slices.Equal(a.Prefixes, b.Prefixes) && slices.Equal(a.LatencyMS, b.LatencyMS)
 }
 
 // sameLayout says whether the indices of cells, localities and sets mean the same in both plans.
