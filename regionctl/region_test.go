@@ -1,6 +1,7 @@
 package regionctl
 
 import (
+	"encoding/json"
 	"context"
 	"errors"
 	"sync/atomic"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cellgate/cellgate/globalrouter/steer"
+	"github.com/cellgate/cellgate/health"
 	"github.com/cellgate/cellgate/nodeapi"
 	"github.com/cellgate/cellgate/store"
 	"github.com/cellgate/cellgate/trust"
@@ -164,7 +166,7 @@ func TestRoutersGetNewPlansWhileTheRegionsStoreIsGone(t *testing.T) {
 	gate := &gated{Store: w.regions["eu-west"].regional.Join()}
 	w.regions["eu-west"].gate = gate
 	w.start("eu-west")
-	var number, orders atomic.Uint64
+	var number, orders, verdicts atomic.Uint64
 	c := nodeapi.NewClient(nodeapi.Options{
 		Controllers: w.controllers("eu-west"), TLS: trust.ClientTLS(w.signer(trust.RoleRouter, "eu-west/1"), w.roots, trust.RoleController),
 		Hello: func() *nodeapi.Hello { return &nodeapi.Hello{Boot: "r"} },
@@ -180,6 +182,16 @@ func TestRoutersGetNewPlansWhileTheRegionsStoreIsGone(t *testing.T) {
 				}
 			case *nodeapi.Down_Overrides:
 				orders.Add(1)
+			case *nodeapi.Down_Verdicts:
+				raw, _, err := w.roots.Verify(trust.KindVerdicts, m.Verdicts.Envelope, time.Now(), trust.RoleController)
+				var v health.Verdicts
+				if err == nil {
+					err = json.Unmarshal(raw, &v)
+				}
+				if _, known := v.Cells["eu-west/a"]; err != nil || v.Form != health.VerdictsForm || !known {
+					t.Errorf("verdicts %+v, %v", v, err)
+				}
+				verdicts.Add(1)
 			case *nodeapi.Down_Target:
 				t.Error("a router got a target")
 			}
@@ -193,4 +205,6 @@ func TestRoutersGetNewPlansWhileTheRegionsStoreIsGone(t *testing.T) {
 		t.Fatal(f)
 	}
 	w.eventually("the plan without the cell", 10*time.Second, func() bool { return number.Load() > before && orders.Load() == 2 })
+	heard := verdicts.Load()
+	w.eventually("verdicts go on coming although none changes", 10*time.Second, func() bool { return heard > 0 && verdicts.Load() >= heard+2 })
 }
