@@ -128,7 +128,7 @@ func (n *node) apply(p *program.Program) error {
 		return err
 	}
 	n.number, n.applied = p.Number, time.Now()
-	n.log.Info("serving", "snapshot", p.Number, "checksum", p.Checksum)
+	n.log.Info("applied", "snapshot", p.Number, "checksum", p.Checksum)
 	return nil
 }
 
