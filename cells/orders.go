@@ -52,14 +52,14 @@ func Unite(lists ...[]Evacuation) []Evacuation {
 
 // stricter is positive when a keeps clients away more than b; equal orders alone give 0. Restorations don't count.
 func stricter(a, b Evacuation) int {
-	force := func(e Evacuation) int {
-		if e.Force {
+	flag := func(on bool) int {
+		if on {
 			return 1
 		}
 		return 0
 	}
 	return cmp.Or(a.Expires.Compare(b.Expires), cmp.Compare(b.Over, a.Over),
-		cmp.Compare(a.Reason, b.Reason), cmp.Compare(a.By, b.By), cmp.Compare(force(a), force(b)), cmp.Compare(a.Form, b.Form))
+		cmp.Compare(a.Reason, b.Reason), cmp.Compare(a.By, b.By), cmp.Compare(flag(a.Force), flag(b.Force)), cmp.Compare(flag(a.NoForward), flag(b.NoForward)), cmp.Compare(a.Form, b.Form))
 }
 
 // Strictest gives one order per cell, sorted by cell: of those that stand at now the earliest start, the earliest end of
@@ -91,6 +91,7 @@ func both(a, b Evacuation) Evacuation {
 	if stricter(b, a) > 0 {
 		out = b
 	}
+	out.NoForward = a.NoForward || b.NoForward
 	out.Started = earlier(a.Started, b.Started)
 	out.Over = earlier(a.Started.Add(a.Over), b.Started.Add(b.Over)).Sub(out.Started)
 	return out

@@ -31,6 +31,8 @@ type Evacuation struct {
 	Force    bool      `json:"force,omitempty"`
 	// Withdrawn: a safety rule refused the order after some regions had taken it; it never stands.
 	Withdrawn bool `json:"withdrawn,omitempty"`
+	// NoForward: requests that still come are served by the cell itself, not handed to the cells that its clients went to.
+	NoForward bool `json:"no_forward,omitempty"`
 }
 
 // EvacuationForm is the version of the stored form of Evacuation.

@@ -137,7 +137,7 @@ func (c *Controller) parseOrder(req EvacuateRequest, who string) (cells.Evacuati
 	now := c.opt.Now().UTC()
 	over, err1 := duration(req.Over, defaultOver)
 	expires, err2 := duration(req.Expires, defaultExpires)
-	ev := cells.Evacuation{Form: cells.EvacuationForm, Reason: strings.TrimSpace(req.Reason), By: who, Started: now, Over: over, Expires: now.Add(expires), Force: req.Force}
+	ev := cells.Evacuation{Form: cells.EvacuationForm, Reason: strings.TrimSpace(req.Reason), By: who, Started: now, Over: over, Expires: now.Add(expires), Force: req.Force, NoForward: req.NoForward}
 	switch {
 	case ev.Reason == "" || len(ev.Reason) > maxReason:
 		return ev, badRequest("a reason of 1…%d bytes is required", maxReason)

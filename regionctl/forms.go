@@ -171,7 +171,9 @@ type EvacuateRequest struct {
 	Force   bool   `json:"force,omitempty"`
 	// BreakGlass skips the question of headroom, and goes through the regions when the global store doesn't answer.
 	BreakGlass bool `json:"break_glass,omitempty"`
-	DryRun     bool `json:"dry_run,omitempty"`
+	// NoForward keeps the cell's proxies from handing requests that still come to the cells that have their clients then.
+	NoForward bool `json:"no_forward,omitempty"`
+	DryRun    bool `json:"dry_run,omitempty"`
 }
 
 // DenyRequest is the body of POST /v1/denials, and of POST /v1/denials:remove.

@@ -256,13 +256,18 @@ func (c *Controller) postPlan() error {
 
 // postOverrides signs the evacuations that still matter.
 func (c *Controller) postOverrides() error {
-	standing := []cells.Evacuation{}
+	standing, leaving := []cells.Evacuation{}, map[cells.CellID]bool{}
 	for _, e := range c.evacuations() {
+		if e.Standing(c.opt.Now()) {
+			leaving[e.Cell] = true
+		}
 		if e.State(c.opt.Now(), c.opt.Ramp) != cells.Active {
 			standing = append(standing, e)
 		}
 	}
-	return c.postSigned(fleet.KindOverrides, trust.KindOverrides, standing, &c.postedOverrides)
+	err := c.postSigned(fleet.KindOverrides, trust.KindOverrides, standing, &c.postedOverrides)
+	c.board.Leave(leaving) // after the orders, so that no plan comes ahead of them
+	return err
 }
 
 func (c *Controller) postTopology() error {

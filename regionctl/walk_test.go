@@ -75,7 +75,7 @@ func TestEvacuationChangesThePlanAndRestores(t *testing.T) {
 	w.eventually("nodes know", 5*time.Second, func() bool {
 		w.nodes[0].mu.Lock()
 		defer w.nodes[0].mu.Unlock()
-		return len(w.nodes[0].orders) == 1
+		return len(w.nodes[0].orders) == 1 && w.nodes[0].plans > 0
 	})
 	if code, f := w.ask("eu-west", "POST", "/v1/restorations", RestoreRequest{What: "eu-west/a"}, &e); code != 200 {
 		t.Fatalf("restore: %d %v", code, f)

@@ -197,6 +197,7 @@ type node struct {
 	orders []cells.Evacuation
 	denied []denylist.Entry
 	beat   time.Time
+	plans  int // got while the cell is evacuated
 }
 
 func (w *world) controllers(own cells.RegionID) []string {
@@ -262,6 +263,11 @@ func (n *node) receive(d *nodeapi.Down) {
 		n.mu.Unlock()
 	case *nodeapi.Down_Target:
 		go n.apply(m.Target.Envelope)
+	case *nodeapi.Down_Topology:
+	case *nodeapi.Down_Plan:
+		n.mu.Lock()
+		n.plans++
+		n.mu.Unlock()
 	default:
 		n.w.t.Errorf("%s got a %T, which is not for proxies", n.id, m)
 	}

@@ -29,6 +29,7 @@ import (
 
 	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/denylist"
+	"github.com/cellgate/cellgate/globalrouter/steer"
 	"github.com/cellgate/cellgate/nodeapi"
 	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/report"
@@ -53,6 +54,9 @@ type Options struct {
 	Reconnect func(on bool)
 	// Deny puts the denylist in force; nil = nobody is told.
 	Deny func(*denylist.Set)
+	// Steer is told the topology when it changes, and the plan by which requests that still come are forwarded, while the
+	// own cell is evacuated and its order permits it; else plan is nil. Nil = nobody is told.
+	Steer func(topology *cells.Topology, plan *steer.Plan) error
 	// Observe fills in what the node saw since the last call: counts, latencies, gauges. Nil = nothing.
 	Observe func(now time.Time) report.Node
 
@@ -72,6 +76,7 @@ type Agent struct {
 	shelf  *shelf
 	poke   chan struct{} // capacity 1: something arrived
 	denied *denials
+	steer  *steering
 
 	mu       sync.Mutex
 	ledger   report.Snapshot
@@ -139,6 +144,7 @@ func New(opt Options) (*Agent, error) {
 		a.shelf.state.Good = a.sortStrays(a.shelf.strays(time.Now()))
 	}
 	a.denied = newDenials(a, time.Now())
+	a.steer = newSteering(a)
 	a.applied = order{a.shelf.state.Epoch, a.shelf.state.Number}
 	a.seen = a.applied
 	a.client = nodeapi.NewClient(nodeapi.Options{
@@ -168,6 +174,9 @@ func defaults(opt *Options) {
 	if opt.Deny == nil {
 		opt.Deny = func(*denylist.Set) {}
 	}
+	if opt.Steer == nil {
+		opt.Steer = func(*cells.Topology, *steer.Plan) error { return nil }
+	}
 	if opt.Observe == nil {
 		opt.Observe = func(time.Time) report.Node { return report.Node{} }
 	}
@@ -176,13 +185,20 @@ func defaults(opt *Options) {
 func (a *Agent) hello() *nodeapi.Hello {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return &nodeapi.Hello{Boot: a.boot, TargetEpoch: a.applied.epoch, TargetNumber: a.applied.number}
+	a.steer.mu.Lock()
+	plan := a.steer.planAt
+	a.steer.mu.Unlock()
+	return &nodeapi.Hello{Boot: a.boot, TargetEpoch: a.applied.epoch, TargetNumber: a.applied.number, PlanEpoch: plan.epoch, PlanNumber: plan.number}
 }
 
 // receive keeps the newest target and the lists of overrides for the loop; it never blocks.
 func (a *Agent) receive(m *nodeapi.Down, from report.Source) {
 	if d := m.GetDenylist(); d != nil {
 		a.denied.receive(d.GetEnvelope())
+		return
+	}
+	if p, t := m.GetPlan().GetEnvelope(), m.GetTopology().GetEnvelope(); p != nil || t != nil {
+		a.steer.receive(p, t)
 		return
 	}
 	a.mu.Lock()
@@ -216,6 +232,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	g.Go(func() error { return a.reports(ctx) })
 	g.Go(func() error { return a.denied.run(ctx) })
+	g.Go(func() error { return a.steer.run(ctx) })
 	g.Go(func() error { return a.follow(ctx) })
 	return g.Wait()
 }
@@ -309,6 +326,7 @@ type Status struct {
 	Connected bool               `json:"connected"`
 	Heard     time.Time          `json:"heard"` // when a controller was last in touch; the start of the process until then
 	Evacuated bool               `json:"cell_evacuated"`
+	Forwards  uint64             `json:"forwards_by_plan,omitempty"` // number of the plan
 	Orders    []cells.Evacuation `json:"evacuations,omitempty"`
 	// Denied is the number of denylist entries in force, DeniedAge the time since a controller last confirmed the list.
 	Denied    int           `json:"denied"`
@@ -323,7 +341,7 @@ func (a *Agent) Status() Status {
 	return Status{
 		Denied: denied, DeniedAge: age,
 		Node: a.opt.ID, Snapshot: a.ledger, Epoch: a.applied.epoch, Number: a.applied.number, Share: a.share,
-		Connected: a.client.Connected(), Heard: a.heard, Evacuated: a.evacuate, Orders: a.orders,
+		Connected: a.client.Connected(), Heard: a.heard, Evacuated: a.evacuate, Orders: a.orders, Forwards: a.steer.forwards(),
 	}
 }
 

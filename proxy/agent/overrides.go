@@ -100,11 +100,18 @@ func (a *Agent) judgeEvacuation(now time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	on, why := false, ""
+	var since time.Time
+	forward := true
 	for _, e := range a.orders {
 		if e.Cell == a.opt.ID.Cell() && e.Standing(now) && !now.Before(e.Started) {
 			on, why = true, e.Reason
+			forward = forward && !e.NoForward
+			if e.Started.After(since) {
+				since = e.Started
+			}
 		}
 	}
+	a.steer.order(since, forward)
 	if on == a.evacuate {
 		return
 	}

@@ -282,6 +282,7 @@ func (a *Agent) serve(next *prepared, from report.Source, share int) {
 func (a *Agent) Boot() {
 	now := time.Now()
 	a.denied.load(now)
+	a.steer.load()
 	a.loadOverrides(now)
 	before := a.shelf.state
 	if next := before.boot(); next.Trial != before.Trial {

@@ -59,6 +59,7 @@ type Board struct {
 	world   [kinds]Mail // what is for every region
 	regions map[cells.RegionID]*[kinds]Mail
 	waiting map[chan struct{}]bool
+	leaving map[cells.CellID]bool
 }
 
 // NewBoard is an empty board.
@@ -120,6 +121,20 @@ func (b *Board) read(kind Kind, region cells.RegionID) (Mail, bool) {
 		m = own[kind]
 	}
 	return m, m.Envelope != nil
+}
+
+// Leave says which cells are being evacuated: their proxies need the plan too, to hand on what still comes to them.
+func (b *Board) Leave(leaving map[cells.CellID]bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.leaving = leaving
+}
+
+// needsPlan says whether a proxy of the cell needs the plan.
+func (b *Board) needsPlan(cell cells.CellID) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.leaving[cell]
 }
 
 // watch gives a channel that has a token after every change, and the function that ends it.

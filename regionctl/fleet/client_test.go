@@ -148,7 +148,7 @@ func TestEachRoleIsToldWhatItNeedsAndHeard(t *testing.T) {
 	s.board.Post(fleet.Mail{Kind: fleet.KindPlan, Epoch: 1, Number: 1, Envelope: []byte("plan")})
 	s.board.Post(fleet.Mail{Kind: fleet.KindTopology, Envelope: []byte("topology")})
 	proxy, router, prober := s.member(trust.RoleProxy, "e/a/1"), s.member(trust.RoleRouter, "e/1"), s.member(trust.RoleProber, "e/1")
-	for m, want := range map[*member]string{proxy: "target-e", router: "plan topology", prober: "topology"} {
+	for m, want := range map[*member]string{proxy: "target-e topology", router: "plan topology", prober: "topology"} {
 		eventually(t, want, func() bool { return m.Connected() && m.heard() == want })
 	}
 
@@ -174,11 +174,11 @@ func TestEachRoleIsToldWhatItNeedsAndHeard(t *testing.T) {
 	// A target waits for the answer to the one before; a NACK is an answer.
 	s.board.PostTo("e", fleet.Mail{Kind: fleet.KindTarget, Epoch: 1, Number: 2, Envelope: []byte("second")})
 	time.Sleep(100 * time.Millisecond)
-	if got := proxy.heard(); got != "target-e" {
+	if got := proxy.heard(); got != "target-e topology" {
 		t.Errorf("two targets are outstanding: %s", got)
 	}
 	proxy.Send(&nodeapi.Up{Message: &nodeapi.Up_Ack{Ack: &nodeapi.Ack{Epoch: 1, Number: 1, Nack: "no"}}})
-	eventually(t, "the next target", func() bool { return proxy.heard() == "target-e second" })
+	eventually(t, "the next target", func() bool { return proxy.heard() == "target-e topology second" })
 }
 
 // What speaks for others is not heard: its stream ends, and nothing of it is believed.

@@ -42,10 +42,12 @@ func full() *Board {
 // A process gets what its role needs, of its own region, and nothing else.
 func TestRoleAndRegionOfTheCertificateDecideWhatAProcessGets(t *testing.T) {
 	now := time.Now()
+	evacuated := full()
+	evacuated.Leave(map[cells.CellID]bool{"eu-west/a": true})
 	for id, want := range map[trust.Identity]string{
-		who(trust.RoleProxy, "eu-west/a/1"):    "0(3.7) 3(0.0) ",
-		who(trust.RoleProxy, "us-east/b/2"):    "0(3.8) 3(0.0) ",
-		who(trust.RoleProxy, "mars/a/1"):       "3(0.0) ",
+		who(trust.RoleProxy, "eu-west/a/1"):    "0(3.7) 3(0.0) 2(0.0) ",
+		who(trust.RoleProxy, "us-east/b/2"):    "0(3.8) 3(0.0) 2(0.0) ",
+		who(trust.RoleProxy, "mars/a/1"):       "3(0.0) 2(0.0) ",
 		who(trust.RoleRouter, "eu-west/1"):     "1(3.2) 2(0.0) 3(0.0) ",
 		who(trust.RoleProber, "eu-west/1"):     "2(0.0) ",
 		who(trust.RolePlanner, "world/1"):      "",
@@ -53,6 +55,11 @@ func TestRoleAndRegionOfTheCertificateDecideWhatAProcessGets(t *testing.T) {
 	} {
 		if got := kindsOf(newSession(id, &nodeapi.Hello{}, full()).due(now)); got != want {
 			t.Errorf("%s gets %q, want %q", id, got, want)
+		}
+	}
+	for id, want := range map[cells.NodeID]string{"eu-west/a/1": "0(3.7) 3(0.0) 2(0.0) 1(3.2) ", "eu-west/b/1": "0(3.7) 3(0.0) 2(0.0) "} {
+		if got := kindsOf(newSession(who(trust.RoleProxy, id), &nodeapi.Hello{}, evacuated).due(now)); got != want {
+			t.Errorf("%s of a world with eu-west/a evacuated gets %q, want %q", id, got, want)
 		}
 	}
 }
@@ -97,7 +104,7 @@ func TestOlderMessagesNeverReplaceNewerOnes(t *testing.T) {
 
 func TestWhatAProcessHasAlreadyIsNotSentAgain(t *testing.T) {
 	hello := &nodeapi.Hello{TargetEpoch: 3, TargetNumber: 7}
-	if got := kindsOf(newSession(who(trust.RoleProxy, "eu-west/a/1"), hello, full()).due(time.Now())); got != "3(0.0) " {
+	if got := kindsOf(newSession(who(trust.RoleProxy, "eu-west/a/1"), hello, full()).due(time.Now())); got != "3(0.0) 2(0.0) " {
 		t.Errorf("a node that has the target gets %q", got)
 	}
 	hello = &nodeapi.Hello{PlanEpoch: 3, PlanNumber: 1}

@@ -29,7 +29,7 @@ type session struct {
 func interests(role trust.Role) []Kind {
 	switch role {
 	case trust.RoleProxy:
-		return []Kind{KindTarget, KindOverrides, KindDenylist, KindDenyBeat}
+		return []Kind{KindTarget, KindOverrides, KindDenylist, KindDenyBeat, KindTopology, KindPlan}
 	case trust.RoleRouter:
 		return []Kind{KindPlan, KindTopology, KindOverrides, KindVerdicts}
 	case trust.RoleProber:
@@ -59,6 +59,10 @@ func (s *session) due(now time.Time) []Mail {
 	defer s.mu.Unlock()
 	var out []Mail
 	for _, kind := range s.kinds {
+		if kind == KindPlan && s.id.Role == trust.RoleProxy && !s.board.needsPlan(s.id.ID.Cell()) {
+			s.sent[kind] = 0
+			continue
+		}
 		m, ok := s.board.read(kind, s.id.ID.Region())
 		if !ok || m.stamp == s.sent[kind] {
 			continue

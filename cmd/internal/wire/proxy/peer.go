@@ -5,6 +5,9 @@ import (
 	"crypto/tls"
 	"fmt"
 
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/proxy/agent"
 	"github.com/cellgate/cellgate/proxy/engine"
 	"github.com/cellgate/cellgate/proxy/listen"
@@ -60,4 +63,20 @@ func (n *worldNode) viaPeer(state tls.ConnectionState) (string, error) {
 		return "", fmt.Errorf("%s is no proxy of the world %s", id, n.boot.World)
 	}
 	return string(id.ID), nil
+}
+
+// toCell connects to proxies of the cell and to no other.
+func (n *worldNode) toCell(cell cells.CellID) *tls.Config {
+	cfg := trust.ClientTLSTo(n.signer, n.roots, trust.RoleProxy, func(id trust.Identity) bool {
+		return id.World == n.boot.World && id.ID.Cell() == cell
+	})
+	cfg.NextProtos = []string{alpnForward}
+	return cfg
+}
+
+// metrics are those of every node and those of forwarding.
+func (n *worldNode) metrics() prometheus.Gatherer {
+	r := n.registry(n.origin)
+	r.MustRegister(n.tail)
+	return r
 }

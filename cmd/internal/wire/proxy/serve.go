@@ -41,10 +41,10 @@ type core struct {
 }
 
 // newCore makes everything that needs no socket. Empty names stand for nothing of the kind.
-func newCore(log *slog.Logger, allow snapshot.Allow, keysDir, accessLog string) (c *core, err error) {
+func newCore(log *slog.Logger, allow snapshot.Allow, keysDir, accessLog string, more ...proxy.Recorder) (c *core, err error) {
 	start := time.Now()
 	c = &core{log: log, meter: meter.New(), keys: jwks.New(jwks.Options{Allow: allow, Log: log, Dir: keysDir})}
-	recorders := []proxy.Recorder{c.meter}
+	recorders := append([]proxy.Recorder{c.meter}, more...)
 	if accessLog != "" {
 		if c.access, err = accesslog.Open(accessLog, log); err != nil {
 			return nil, err

@@ -45,6 +45,7 @@ type worldNode struct {
 	roots  *trust.Roots
 	agent  *agent.Agent
 	copies *peer.Service // for the peers of the cell
+	tail   *peer.Forwarder
 	first  chan struct{} // closed when there is something to serve
 	once   sync.Once
 	used   usage
@@ -103,9 +104,11 @@ func newWorldNode(file string, log *slog.Logger) (*worldNode, error) {
 	if n.roots, err = trust.LoadRoots(boot.Identity.CA); err != nil {
 		return nil, err
 	}
-	if n.core, err = newCore(log.With("node", boot.ID), n.allow, filepath.Join(boot.DataDir, "jwks"), boot.AccessLog); err != nil {
+	n.tail = peer.NewForwarder(peer.ForwarderOptions{ID: boot.ID, TLS: n.toCell, Finished: func() uint64 { return n.server.Requests.Load() }})
+	if n.core, err = newCore(log.With("node", boot.ID), n.allow, filepath.Join(boot.DataDir, "jwks"), boot.AccessLog, n.tail); err != nil {
 		return nil, err
 	}
+	n.server.SetTail(n.tail)
 	if n.cert, err = listen.LoadCertificate(boot.EdgeCert, boot.EdgeKey); err != nil {
 		return nil, err
 	}
@@ -154,7 +157,7 @@ func (n *worldNode) bindAdmin() (*admin.Server, error) {
 	return admin.Listen(admin.Options{
 		Addr: n.boot.Admin, CertFile: n.boot.AdminCert, KeyFile: n.boot.AdminKey, TokenHash: n.boot.AdminTokenHash,
 		Signer: n.signer, Roots: n.roots, Log: n.log, Ready: n.ready,
-		Gatherer: n.registry(n.origin),
+		Gatherer: n.metrics(),
 		Pages:    map[string]http.Handler{"GET /config": http.HandlerFunc(n.configPage)},
 	})
 }
@@ -187,7 +190,7 @@ func (n *worldNode) follow() (err error) {
 	n.agent, err = agent.New(agent.Options{
 		ID: n.boot.ID, Dir: filepath.Join(n.boot.DataDir, "config"), Roots: n.roots,
 		TLS: trust.ClientTLS(n.signer, n.roots, trust.RoleController), Controllers: n.boot.Controllers,
-		Copies: n.cellCopies(), Apply: n.apply, Check: n.check, Reconnect: n.server.Reconnect, Deny: n.deny, Observe: n.observe,
+		Copies: n.cellCopies(), Steer: n.tail.Update, Apply: n.apply, Check: n.check, Reconnect: n.server.Reconnect, Deny: n.deny, Observe: n.observe,
 		ReportEvery: time.Second, Log: n.log,
 	})
 	return err
@@ -257,6 +260,7 @@ func (n *worldNode) run(ctx context.Context, own []engine.Listener, adm *admin.S
 	}
 	g.Go(failing(adm.Run))
 	g.Go(failing(n.copies.Run))
+	g.Go(failing(n.tail.Run))
 	g.Go(func() error { n.signals(below, n.reloadCertificate); return nil })
 	n.log.Info("node up", "own_http", n.boot.OwnHTTP, "own_https", n.boot.OwnHTTPS, "admin", n.boot.Admin, "data_dir", n.boot.DataDir)
 	g.Go(failing(func(ctx context.Context) error { n.agent.Boot(); return n.agent.Run(ctx) }))

@@ -56,6 +56,7 @@ targets, or when no usable cell would be left. The order ends by itself when it 
 	cmd.Flags().DurationVar(&over, "over", 5*time.Minute, "how long the move takes")
 	cmd.Flags().DurationVar(&expires, "expires", 2*time.Hour, "when the order ends by itself, from now")
 	cmd.Flags().BoolVar(&req.Force, "force", false, "do it although the rest cannot carry it within its targets")
+	cmd.Flags().BoolVar(&req.NoForward, "no-forward", false, "requests that still come are served by the cell itself, not handed to the cells that its clients went to")
 	cmd.Flags().BoolVar(&req.DryRun, "dry-run", false, "say where the traffic goes and what headroom is left, change nothing")
 	return cmd
 }
