@@ -194,6 +194,7 @@ type planner struct {
 	nodeapi.UnimplementedControllerServer
 	mu       sync.Mutex
 	envelope []byte
+	orders   []byte // signed overrides, sent before the plan
 	changed  chan struct{}
 }
 
@@ -217,6 +218,11 @@ func (p *planner) current() (*nodeapi.Down, chan struct{}) {
 func (p *planner) Attach(s grpc.BidiStreamingServer[nodeapi.Up, nodeapi.Down]) error {
 	for {
 		down, changed := p.current()
+		if down != nil && p.orders != nil {
+			if err := s.Send(&nodeapi.Down{Message: &nodeapi.Down_Overrides{Overrides: &nodeapi.Signed{Envelope: p.orders}}}); err != nil {
+				return err
+			}
+		}
 		if down != nil {
 			if err := s.Send(down); err != nil {
 				return err
@@ -341,5 +347,75 @@ func TestGlobalrouterServesSignedPlansAndOutlivesItsControllers(t *testing.T) {
 	}
 	if status, _ := r.ask(base+"/readyz", adminToken); status != 200 {
 		t.Errorf("/readyz from disk: %d", status)
+	}
+}
+
+// twoCells steers api.gw.test to eu-west/a at 192.0.2.1 and us-east/a at 192.0.2.2, each for its own clients.
+func twoCells(t *testing.T, s *trust.Signer) []byte {
+	region := func(id cells.RegionID, clients, address string) cells.Region {
+		return cells.Region{ID: id, Clients: []netip.Prefix{netip.MustParsePrefix(clients)}, Cells: []cells.Cell{{
+			ID: cells.CellID(id) + "/a", HTTPS: 8443, Limit: 1_000_000, Addresses: []netip.Addr{netip.MustParseAddr(address)},
+		}}}
+	}
+	in := steer.Inputs{
+		Topology: cells.Topology{Regions: []cells.Region{region("eu-west", "5.1.0.0/16", "192.0.2.1"), region("us-east", "5.2.0.0/16", "192.0.2.2")}},
+		Names:    map[string]string{"api.gw.test": "public"}, TTL: 5 * time.Second, Epoch: 1, Health: map[cells.CellID]health.Status{},
+	}
+	raw, err := json.Marshal(steer.Step(steer.State{}, in, time.Now()).Plan)
+	if err != nil {
+		t.Fatal(err)
+	}
+	envelope, err := s.Sign(trust.KindPlan, raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return envelope
+}
+
+// An evacuation that a regional controller signed takes effect at the router although no plan follows it, outlives the
+// process with no controller left, and ends by its expiry.
+func TestGlobalrouterFollowsSignedEvacuationsWithoutALeader(t *testing.T) {
+	r := newRealm(t)
+	p, controller, stop := r.planner()
+	addr := harness.FreeAddr(t)
+	admin := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), netip.MustParseAddrPort(addr).Port())
+	file := r.bootstrap(trust.RoleRouter, "us-east/1", admin, map[string]any{
+		"controllers": []string{controller}, "listen": []string{addr}, "zone": r.write("zone", []byte(smallZone)),
+		"timing": map[string]any{"ramp_ns": time.Second},
+	})
+	signer := r.signer(trust.RoleController, "eu-west/2")
+	expires := time.Now().Add(8 * time.Second)
+	orders, err := json.Marshal([]cells.Evacuation{{Form: 1, Cell: "eu-west/a", Reason: "test", Started: time.Now().Add(-time.Second), Expires: expires}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.orders, err = signer.Sign(trust.KindOverrides, orders); err != nil {
+		t.Fatal(err)
+	}
+	p.publish(twoCells(t, signer))
+	answers := func(subnet, want string) bool {
+		rcode, got := lookup(t, "udp", addr, "api.gw.test.", dns.TypeA, subnet)
+		return rcode+strings.Join(got, " ") == want
+	}
+	d := harness.Start(t, "globalrouter", "serve", "--bootstrap", file)
+	d.WaitOutput("globalrouter serves", 10*time.Second)
+	harness.Eventually(t, 5*time.Second, "clients leave the evacuated cell", func() bool { return answers("5.1.7.0/24", "NOERROR192.0.2.2") })
+	if status, body := r.ask("https://"+admin.String()+"/plan", adminToken); status != 200 || !strings.Contains(body, `"share_256": 256`) || !strings.Contains(body, "evacuated: test") {
+		t.Errorf("/plan: %d %s", status, body)
+	}
+	stop()
+	d.Signal(syscall.SIGKILL)
+	d.Wait(5 * time.Second)
+	again := harness.Start(t, "globalrouter", "serve", "--bootstrap", file)
+	again.WaitOutput("globalrouter serves", 10*time.Second)
+	if time.Now().Before(expires.Add(-time.Second)) && !answers("5.1.7.0/24", "NOERROR192.0.2.2") {
+		t.Error("after a restart without controllers the order is forgotten")
+	}
+	harness.Eventually(t, time.Until(expires)+5*time.Second, "the order ends by itself", func() bool { return answers("5.1.7.0/24", "NOERROR192.0.2.1") })
+	if time.Now().Before(expires) {
+		t.Error("the order ended before its expiry")
+	}
+	if !answers("5.2.7.0/24", "NOERROR192.0.2.2") {
+		t.Error("clients elsewhere are answered otherwise")
 	}
 }
