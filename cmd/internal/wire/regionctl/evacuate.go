@@ -24,8 +24,12 @@ func evacuateCommand(w *where) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "evacuate CELL|REGION --reason WHY", Short: "Move clients off a cell or a region, gradually",
 		Long: `Move clients off a cell or a region, gradually. Refused (exit code 3) when the rest of the world cannot carry them within its
-targets, or when no usable cell would be left. The order ends by itself when it expires.`,
-		Example:           "  regionctl evacuate eu-west/a --reason 'kernel upgrade' --over 5m --expires 2h\n  regionctl evacuate eu-west --reason drill --dry-run",
+targets, when more than half of a traffic class would be gone, or when no usable cell would be left. The order ends by itself
+when it expires.
+
+With --break-glass nobody asks whether the rest can carry it, and the order also works without leader and global store: it then
+goes to every region that can be reached, whose routers and proxies act on it by themselves. The output says which way it went.`,
+		Example:           "  regionctl evacuate eu-west/a --reason 'kernel upgrade' --over 5m --expires 2h\n  regionctl evacuate eu-west --reason drill --dry-run\n  regionctl evacuate eu-west --reason 'region is flooding' --over 0s --break-glass",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: completeCells(w),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -57,6 +61,7 @@ targets, or when no usable cell would be left. The order ends by itself when it 
 	cmd.Flags().DurationVar(&expires, "expires", 2*time.Hour, "when the order ends by itself, from now")
 	cmd.Flags().BoolVar(&req.Force, "force", false, "do it although the rest cannot carry it within its targets")
 	cmd.Flags().BoolVar(&req.NoForward, "no-forward", false, "requests that still come are served by the cell itself, not handed to the cells that its clients went to")
+	cmd.Flags().BoolVar(&req.BreakGlass, "break-glass", false, "don't ask whether the rest can carry it; go through the regions when the global store doesn't answer")
 	cmd.Flags().BoolVar(&req.DryRun, "dry-run", false, "say where the traffic goes and what headroom is left, change nothing")
 	return cmd
 }
@@ -145,6 +150,15 @@ func evacuatedTable(t *tabwriter.Writer, e regionctl.Evacuated) {
 			row(t, fmt.Sprintf("%s: evacuated over %s, until %s", o.Cell, o.Over, moment(o.Expires)))
 		}
 	}
+	if !e.DryRun {
+		switch e.Path {
+		case regionctl.PathGlobal:
+			row(t, "path: global store; the leader acts on it")
+		case regionctl.PathRegional:
+			row(t, "path: the regions themselves, without leader and global store")
+		}
+	}
+	reachedTable(t, e.Reached)
 	for _, w := range e.Warnings {
 		row(t, "warning: "+w)
 	}
