@@ -25,6 +25,14 @@ func cutOff(t *testing.T) *world {
 	}
 	w.startAll()
 	w.planned(5 * time.Second)
+	w.eventually("every controller has seen its stores", 5*time.Second, func() bool {
+		for _, r := range w.regions {
+			if !r.c.intent.ready() || !r.c.copied.ready() {
+				return false
+			}
+		}
+		return true
+	})
 	return w
 }
 
@@ -440,7 +448,11 @@ func TestAFullDenylistRefusesAndAlarmsBeforeThat(t *testing.T) {
 		}
 		c.ledger.add(nil, all, now)
 	}
-	alarm := func() bool { mu.Lock(); defer mu.Unlock(); return strings.Contains(log.String(), "denylist is nearly full") }
+	alarm := func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return strings.Contains(log.String(), "denylist is nearly full")
+	}
 	fill(7999)
 	time.Sleep(200 * time.Millisecond)
 	if alarm() {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials"
 
 	"github.com/cellgate/cellgate/cells"
@@ -23,17 +24,16 @@ type Courier struct {
 // NewCourier makes one; it connects when there is something to take.
 func NewCourier(region cells.RegionID, addr string, tls *tls.Config) (*Courier, error) {
 	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(credentials.NewTLS(tls.Clone())), grpc.WithNoProxy(),
-		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: time.Second}))
+		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: time.Second, Backoff: backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 500 * time.Millisecond}}))
 	if err != nil {
 		return nil, fmt.Errorf("fleet: courier to %s: %w", region, err)
 	}
 	return &Courier{Region: region, client: nodeapi.NewControllerClient(conn), conn: conn}, nil
 }
 
-// Take delivers the orders, or says why not. A peer that was away is tried at once, not after a back-off.
+// Take delivers the orders, or says why not.
 func (c *Courier) Take(ctx context.Context, orders *nodeapi.RegionalOrders) (*nodeapi.OrdersReply, error) {
-	c.conn.ResetConnectBackoff()
-	return c.client.Orders(ctx, orders, grpc.WaitForReady(false))
+	return c.client.Orders(ctx, orders)
 }
 
 // Close ends the connection.
