@@ -10,7 +10,7 @@ CC_FOUND := $(shell command -v $$($(GO) env CC) 2>/dev/null)
 RACE     := $(if $(CC_FOUND),-race,)
 UNIT      = $(shell $(GO) list ./... | grep -v '/test/')
 
-.PHONY: all build up down test unit e2e check lint fuzz bench clean
+.PHONY: all build up down test unit e2e check lint fuzz bench simulate clean
 
 all: build
 
@@ -52,6 +52,10 @@ fuzz:
 
 bench:
 	$(GO) test -run '^$$' -bench . -benchmem $(UNIT)
+
+# What the canary judge is worth: false alarms and detection times (docs/rollout-judge.md). About 20 minutes of CPU time.
+simulate:
+	nice -n 19 $(GO) run ./sim/simulate
 
 clean:
 	rm -rf $(BIN)

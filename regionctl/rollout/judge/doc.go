@@ -86,6 +86,8 @@ const (
 
 	// pastTol and pastSlack widen the null where the canary is compared with its own past only: the world may have changed.
 	pastTol, pastSlack = 1.6, 3
+	// While the rest fails more than troubleFrom times as often as before the swap, the canary's tolerance grows, up to maxTrouble.
+	troubleFrom, maxTrouble = 2, 1.6
 	// noDispersion is taken for the dispersion where nothing is known of it, as much as shrink events say.
 	noDispersion = 1.5
 	shrink       = 20

@@ -73,6 +73,7 @@ func (s *State) compareBefore(c cause, t *table, d *spread, own, due []float64) 
 		n, rest := t.n[i][0], sum(t.n[i][1:])
 		tr, all := &s.Tracks[c][i], &s.Tracks[c][pooled]
 		tr.pastRequests, tr.pastRest = tr.pastRequests+float32(n), tr.pastRest+float32(rest)
+		tr.pastEvents += float32(sum(t.k[i][1:]))
 		if i != loose {
 			all.pastRequests, all.pastRest = all.pastRequests+float32(n), all.pastRest+float32(rest)
 		}
@@ -301,10 +302,22 @@ func (s *State) compare(c cause, i int, t *table, d *spread, tol, slack float64)
 	ratio := st.n / st.rest
 	rate := (float64(tr.restLately) + 1) / (float64(tr.restSeen) + 1/slack)
 	st.due = st.y * ratio
+	tol *= s.trouble(tr, st.y, st.rest, slack)
 	st.odds = tol*float64(tr.own)*ratio + ratio*slack/rate
 	st.oddsAll = tol*float64(s.Tracks[c][pooled].own)*ratio + ratio*slack/rate
 	tr.restLately, tr.restSeen = clamp(.8*float64(tr.restLately)+st.y), clamp(.8*float64(tr.restSeen)+st.rest)
 	return st
+}
+
+// trouble is how much more a canary may be off while the rest itself fails far more than before: what hits everybody doesn't
+// hit every node alike.
+func (s *State) trouble(t *track, y, rest, slack float64) float64 {
+	if s.Alone || t.pastRest == 0 {
+		return 1
+	}
+	before := (float64(t.pastEvents) + 1) / (float64(t.pastRest) + 1/slack)
+	now := (.8*float64(t.restLately) + y + before/slack) / (.8*float64(t.restSeen) + rest + 1/slack)
+	return math.Max(1, math.Min(maxTrouble, now/before/troubleFrom))
 }
 
 // move multiplies a round's answers in.

@@ -98,7 +98,7 @@ type track struct {
 	lately, expected, seen, hot float32
 	// Since the swap.
 	events, due, requests, restEvents, rest float32
-	// Before the swap: requests of both; and, for a canary that is alone, its own events.
+	// Before the swap: requests of both, and the events of what it is compared with: the rest's, or its own if it is alone.
 	pastRequests, pastRest, pastEvents float32
 }
 

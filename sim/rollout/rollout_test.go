@@ -1,0 +1,67 @@
+package rollout
+
+import (
+	"testing"
+	"time"
+)
+
+// The figures of docs/rollout-judge.md, loosely, from a few seeded rollouts.
+func TestGoodVersionsAreHardlyEverBlamed(t *testing.T) {
+	s := Summarize(Good(), Run(Good(), 60, 300, 2))
+	if s.Convicted > 0.02 {
+		t.Errorf("%.1f%% of good rollouts were blamed: %s", 100*s.Convicted, s.Causes)
+	}
+	if s.Passed < 0.7 {
+		t.Errorf("%.1f%% of good rollouts passed within one bake", 100*s.Passed)
+	}
+	if s.By["incident for all"][1] == 0 || s.By["hammering client"][1] == 0 || s.By["cold canary"][1] == 0 || s.By["noisy canary"][1] == 0 {
+		t.Errorf("the world is not as hostile as it should be: %v", s.By)
+	}
+}
+
+func TestBadVersionsAreFoundInTime(t *testing.T) {
+	within := map[string]time.Duration{ // by which half of them must be found
+		"+5 points upstream failures":               10 * time.Second,
+		"the same from second 60 on":                14 * time.Second,
+		"authentication broken (× 60)":              8 * time.Second,
+		"latency × 2":                               10 * time.Second,
+		"slowest 4% × 2":                            50 * time.Second,
+		"30% of one service with 4% of the traffic": 20 * time.Second,
+		"+50 points, 2 requests/s a node":           40 * time.Second,
+	}
+	for _, f := range Faults() {
+		limit, ok := within[f.Name]
+		if !ok {
+			continue
+		}
+		s := Summarize(f, Run(f, 6, 1, 2))
+		if s.P50 < 0 || s.P50 > limit || s.Passed > 0 {
+			t.Errorf("%s: found %.0f%%, half of them within %v, passed %.0f%%", f.Name, 100*s.Convicted, s.P50, 100*s.Passed)
+		}
+		delete(within, f.Name)
+	}
+	if len(within) > 0 {
+		t.Errorf("no such faults: %v", within)
+	}
+}
+
+func TestHardlyAnyTrafficIsNeverEnough(t *testing.T) {
+	for _, f := range Faults() {
+		if f.Load != .01 || f.Upstream == 0 {
+			continue
+		}
+		if s := Summarize(f, Run(f, 20, 1, 2)); s.Passed > 0 {
+			t.Errorf("%s: passed in %.0f%%", f.Name, 100*s.Passed)
+		}
+	}
+}
+
+func TestTheSameSeedIsTheSameRollout(t *testing.T) {
+	f := Faults()[4]
+	a, b := Run(f, 2, 7, 1), Run(f, 2, 7, 2)
+	for i := range a {
+		if a[i] != b[i] {
+			t.Errorf("%+v, then %+v", a[i], b[i])
+		}
+	}
+}
