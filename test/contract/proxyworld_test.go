@@ -62,6 +62,10 @@ type proxyBoot struct {
 	AdminTokenHash string            `json:"admin_token_hash"`
 	AccessLog      string            `json:"access_log"`
 	PermitLoopback bool              `json:"permit_loopback"`
+	Peer           netip.AddrPort    `json:"peer,omitzero"`
+	Peers          []netip.AddrPort  `json:"peers,omitempty"`
+	ObjectStore    string            `json:"object_store,omitempty"`
+	MaxAge         time.Duration     `json:"max_connection_age_ns,omitempty"`
 }
 
 func (b proxyBoot) encode() []byte {
@@ -78,6 +82,7 @@ type gateway struct {
 	board    *fleet.Board
 	evidence *fleet.Evidence
 	blobs    map[string][]byte
+	target   []byte // signed, of the newest version
 	signer   *trust.Signer
 	key      *ecdsa.PrivateKey
 	idp      *httptest.Server
@@ -178,7 +183,8 @@ policies: [{id: jwt, jwt: {issuer: "i", audience: a, jwks: %q}}]
 	g.blobs[string(snapshot.Sum(manifest))] = manifest
 	raw, _ = json.Marshal(rollout.Target{Form: rollout.TargetForm, Region: "eu-west", Epoch: 1, Number: n,
 		Cells: map[cells.CellID]rollout.Version{"eu-west/a": {Number: n, Manifest: snapshot.Sum(manifest)}}, Share: map[cells.CellID]int{"eu-west/a": 1}})
-	g.board.PostTo("eu-west", fleet.Mail{Kind: fleet.KindTarget, Epoch: 1, Number: n, Envelope: g.sign(trust.KindTarget, raw)})
+	g.target = g.sign(trust.KindTarget, raw)
+	g.board.PostTo("eu-west", fleet.Mail{Kind: fleet.KindTarget, Epoch: 1, Number: n, Envelope: g.target})
 }
 
 func (g *gateway) sign(kind string, payload []byte) []byte {

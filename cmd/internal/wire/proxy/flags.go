@@ -4,6 +4,7 @@ import (
 	"net"
 	"net/netip"
 	"strconv"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -17,6 +18,7 @@ type flags struct {
 	admin, engine          string
 	workers                int
 	accessLog              string
+	maxAge                 time.Duration
 }
 
 func serveCommand() *cobra.Command {
@@ -60,6 +62,7 @@ Every listener answers GET /.well-known/cellgate/ready: 200, or 503 while the no
 	fs.StringVar(&f.admin, "admin", "", "loopback `address` of the admin server; off unless given")
 	fs.StringVar(&f.engine, "engine", "goroutine", "`engine`: goroutine (loop and nethttp are not in this version)")
 	fs.IntVar(&f.workers, "workers", 0, "cores to use; 0 = all")
+	fs.DurationVar(&f.maxAge, "max-connection-age", 5*time.Minute, "age, give or take a fifth, at which clients are asked to connect anew, so that they follow DNS")
 	fs.StringVar(&f.accessLog, "access-log", "", "`file` for one JSON line per exchange; - = standard output; none unless given")
 	return c
 }
@@ -85,6 +88,8 @@ func (f *flags) check(set *pflag.FlagSet) error {
 		return usagef("--engine %q is none of goroutine, loop, nethttp", f.engine)
 	case f.workers < 0:
 		return usagef("--workers %d: must be 0 (all cores) or more", f.workers)
+	case f.maxAge <= 0:
+		return usagef("--max-connection-age %s: must be more than 0", f.maxAge)
 	case f.https != "" && (f.cert == "" || f.key == ""):
 		return usagef("--https needs --cert FILE and --key FILE")
 	case f.https == "" && (f.cert != "" || f.key != ""):

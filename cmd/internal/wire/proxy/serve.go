@@ -169,7 +169,7 @@ func (n *node) run(ctx context.Context, listeners []engine.Listener, admin net.L
 	g.Go(func() error { n.signals(below, n.reload); return nil })
 	g.Go(func() error {
 		defer end()
-		return engine.New(n.server, engine.Options{Log: n.log}).Run(ctx, listeners...)
+		return engine.New(n.server, engine.Options{Log: n.log, MaxAge: n.maxAge}).Run(ctx, listeners...)
 	})
 	return g.Wait()
 }
