@@ -106,6 +106,25 @@ func needed(orders []cells.Evacuation, now time.Time) []cells.Evacuation {
 	return out
 }
 
+// change is the number of the last change.
+func (l *ledger) change() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.seq
+}
+
+// size is how many entries deny at now.
+func (l *ledger) size(now time.Time) (live int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, e := range l.denied {
+		if !e.Removed && now.Before(e.Expires) {
+			live++
+		}
+	}
+	return live
+}
+
 // next is closed at the next change.
 func (l *ledger) next() <-chan struct{} {
 	l.mu.Lock()

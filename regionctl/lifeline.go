@@ -49,12 +49,12 @@ func (c *Controller) runLifeline(ctx context.Context) error {
 // without one.
 func (c *Controller) announceOrders(ctx context.Context) error {
 	said := ""
-	read := map[string]store.Revision{}
+	var read absorbed
 	var shown shownDenials
 	for {
 		nextIntent, nextCopy, next := c.intent.next(), c.copied.next(), c.ledger.next()
 		now := c.opt.Now()
-		c.absorb(read, now)
+		c.absorb(&read, now)
 		c.ledger.expire(now)
 		err := c.postOverrides()
 		if err2 := shown.post(c, now); err == nil {
@@ -76,12 +76,21 @@ func (c *Controller) announceOrders(ctx context.Context) error {
 	}
 }
 
-// absorb takes in what the region's store holds, and restorations that went through the global one. read remembers which
-// entries were read already.
-func (c *Controller) absorb(read map[string]store.Revision, now time.Time) {
+// absorbed is how far the stores were read already. Owner: announceOrders.
+type absorbed struct {
+	intent, copied store.Revision
+	entries        map[string]store.Revision // of the denylist, by key
+}
+
+// absorb takes in what the region's store holds, and restorations that went through the global one.
+func (c *Controller) absorb(read *absorbed, now time.Time) {
+	intent, copied := c.intent.revision(), c.copied.revision()
+	if intent == read.intent && copied == read.copied {
+		return
+	}
+	read.intent, read.copied = intent, copied
 	var orders []cells.Evacuation
-	if e, ok := c.copied.get(store.KeyCopyOrders); ok && read[e.Key] != e.Modified {
-		read[e.Key] = e.Modified
+	if e, ok := c.copied.get(store.KeyCopyOrders); ok {
 		if stored, err := decodeOrders(e.Value); err == nil {
 			orders = stored
 		} else {
@@ -94,23 +103,21 @@ func (c *Controller) absorb(read map[string]store.Revision, now time.Time) {
 		}
 	}
 	var entries []denylist.Entry
-	stored := c.copied.list(store.PrefixDenied)
-	for _, e := range stored {
+	seen := map[string]store.Revision{}
+	for _, e := range c.copied.list(store.PrefixDenied) {
 		var d denylist.Entry
-		if read[e.Key] != e.Modified && json.Unmarshal(e.Value, &d) == nil && d.Check() == nil {
+		if read.entries[e.Key] != e.Modified && json.Unmarshal(e.Value, &d) == nil && d.Check() == nil {
 			entries = append(entries, d)
 		}
-		read[e.Key] = e.Modified
+		seen[e.Key] = e.Modified
 	}
-	if len(read) > 2*len(stored)+16 { // keys that are gone
-		clear(read)
-	}
+	read.entries = seen
 	c.ledger.add(orders, entries, now)
 }
 
 // shownDenials is what the nodes were shown last. Owner: announceOrders.
 type shownDenials struct {
-	digest string
+	change uint64 // of the ledger
 	lists  map[cells.RegionID]denylist.List
 	beat   time.Time
 	full   bool
@@ -119,8 +126,8 @@ type shownDenials struct {
 // post shows each region's nodes their denylist when it has changed, and its beat. Lists of other regions are for their
 // nodes that attach here while their own controller is away.
 func (s *shownDenials) post(c *Controller, now time.Time) error {
-	entries := denylist.Current(c.ledger.entries(), now)
-	if d := denylist.Digest(entries); d != s.digest {
+	if change := c.ledger.change(); change != s.change || s.lists == nil {
+		entries := denylist.Current(c.ledger.entries(), now)
 		s.lists = map[cells.RegionID]denylist.List{}
 		for _, r := range c.opt.Topology.Regions {
 			l := denylist.NewList(r.ID, denylist.In(entries, r.ID), now.UTC())
@@ -129,7 +136,7 @@ func (s *shownDenials) post(c *Controller, now time.Time) error {
 			}
 			s.lists[r.ID] = l
 		}
-		s.digest, s.beat = d, now
+		s.change, s.beat = change, now
 		s.watchSize(c, len(denylist.Live(entries, now)))
 	}
 	if now.Sub(s.beat) < denyBeat {
@@ -163,11 +170,17 @@ func (c *Controller) postDenylist(kind fleet.Kind, l denylist.List) error {
 // keepOrders writes what the ledger has and the region's store hasn't, as what came from other regions or was ordered
 // while the store was away, and deletes what has run out.
 func (c *Controller) keepOrders(ctx context.Context) error {
-	said := ""
+	said, kept, at := "", uint64(0), time.Time{}
 	for {
-		nextCopy, next := c.copied.next(), c.ledger.next()
-		wait, err := 30*time.Second, c.keep(ctx)
-		if err != nil {
+		nextCopy, next, change, now := c.copied.next(), c.ledger.next(), c.ledger.change(), c.opt.Now()
+		wait, err := 30*time.Second, error(nil)
+		if change != kept || now.Sub(at) >= wait {
+			err = c.keep(ctx)
+		}
+		switch {
+		case err == nil && c.copied.ready():
+			kept, at = change, now
+		case err != nil:
 			wait = time.Second
 			if err.Error() != said && ctx.Err() == nil {
 				c.log.Warn("orders are kept in memory and on the nodes' disks alone: the region's store does not take them", "err", err)

@@ -12,7 +12,7 @@ import (
 // collector reads the controller's state when it is scraped.
 type collector struct {
 	*Controller
-	leader, head, attached, store, age, served, verdict, headroom, plan *prometheus.Desc
+	leader, head, attached, store, age, served, verdict, headroom, plan, denied, regional *prometheus.Desc
 }
 
 var _ prometheus.Collector = (*collector)(nil)
@@ -32,12 +32,14 @@ func newCollector(c *Controller) *collector {
 		verdict:    d("cell_healthy", "1 healthy, 0 unhealthy, absent while unknown.", "cell"),
 		headroom:   d("cell_headroom_ratio", "The free part of the cell's target; absent while unknown.", "cell"),
 		plan:       d("plan_number", "The number of the newest steering plan."),
+		denied:     d("denylist_entries", "Entries of the denylist; an alarm from 8,000, full at 10,000."),
+		regional:   d("regional_orders", "Evacuations that were ordered through the regions and stand."),
 	}
 }
 
 // Describe sends the fixed descriptions.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.leader, c.head, c.attached, c.store, c.age, c.served, c.verdict, c.headroom, c.plan} {
+	for _, d := range []*prometheus.Desc{c.leader, c.head, c.attached, c.store, c.age, c.served, c.verdict, c.headroom, c.plan, c.denied, c.regional} {
 		ch <- d
 	}
 }
@@ -53,6 +55,14 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(c.attached, float64(len(c.nodes.Attached())))
 	gauge(c.store, one(!c.globalSeen.lost.Load()), "global")
 	gauge(c.store, one(!c.regionalSeen.lost.Load()), "regional")
+	gauge(c.denied, float64(c.ledger.size(now)))
+	standing := 0
+	for _, e := range c.ledger.evacuations() {
+		if e.Standing(now) {
+			standing++
+		}
+	}
+	gauge(c.regional, float64(standing))
 	for _, n := range c.nodeStatuses(now) {
 		if n.AgeS >= 0 {
 			gauge(c.age, n.AgeS, string(n.ID))

@@ -55,6 +55,13 @@ func (m *mirror) apply(ev store.Event) {
 	m.changed = make(chan struct{})
 }
 
+// revision is that of the last change that was seen.
+func (m *mirror) revision() store.Revision {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	return m.rev
+}
+
 // next is closed at the next change.
 func (m *mirror) next() <-chan struct{} {
 	m.mu.RLock()

@@ -318,11 +318,15 @@ func (c *Controller) watchExpiries(now time.Time) {
 
 // forwardAudit brings what was noted in the region's store into the global audit.
 func (c *Controller) forwardAudit(ctx context.Context) error {
-	if c.globalSeen.lost.Load() || c.regionalSeen.lost.Load() {
+	if c.regionalSeen.lost.Load() {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
+	if c.globalSeen.lost.Load() {
+		_ = trim(ctx, c.opt.Regional, store.PrefixAudit, maxAudit) // next time
+		return nil
+	}
 	entries, _, err := c.opt.Regional.List(ctx, store.PrefixAudit)
 	if err != nil {
 		return nil // it waits there

@@ -63,6 +63,7 @@ func (w *work) kind(c int, ramp time.Duration) {
 		cell.kind = dead
 	case state == cells.Evacuated:
 		cell.kind = evacuated
+		cs.Seen = cs.Seen && w.in.Health[id] == health.Healthy // when the order ends, it ramps from when it is well again
 	case state == cells.Evacuating:
 		cell.kind = evacuating
 		cell.keep = whole - portion(w.now.Sub(order.Started), order.Over)
