@@ -223,8 +223,10 @@ func (c *Controller) judgeOrders(ctx context.Context, o *orders, ids []cells.Cel
 			in.Evacuations = append(in.Evacuations, ev)
 		}
 	}
+	standing := in.Evacuations
 	var outcomes []steer.Outcome
-	for _, id := range ids {
+	for i, id := range ids {
+		in.Evacuations = append(slices.Clone(standing), besides(order, ids, i)...)
 		order.Cell = id
 		out := steer.DryRun(state, in, order, order.Started)
 		outcomes = append(outcomes, out)
@@ -233,15 +235,25 @@ func (c *Controller) judgeOrders(ctx context.Context, o *orders, ids []cells.Cel
 			f.Outcomes = outcomes
 			return nil, f
 		}
-		in.Evacuations = append(in.Evacuations, immediate(order))
 	}
 	return outcomes, nil
 }
 
-// immediate is the order as it will be once it is done.
-func immediate(ev cells.Evacuation) cells.Evacuation {
-	ev.Over = 0
-	return ev
+// besides is the same order on the other cells when it is the turn of the i-th: done on those before it, and
+// just begun on those after it, which keep their clients for now but receive none.
+func besides(order cells.Evacuation, ids []cells.CellID, i int) []cells.Evacuation {
+	var out []cells.Evacuation
+	for j, id := range ids {
+		if j == i {
+			continue
+		}
+		order.Cell, order.Over = id, 0
+		if j > i {
+			order.Over = order.Expires.Sub(order.Started)
+		}
+		out = append(out, order)
+	}
+	return out
 }
 
 func (c *Controller) postRestoration(r *call) (any, error) {
