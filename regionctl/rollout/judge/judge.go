@@ -74,7 +74,7 @@ func (s *State) compareBefore(c cause, t *table, d *spread, own, due []float64) 
 		tr, all := &s.Tracks[c][i], &s.Tracks[c][pooled]
 		tr.pastRequests, tr.pastRest = tr.pastRequests+float32(n), tr.pastRest+float32(rest)
 		tr.pastEvents += float32(sum(t.k[i][1:]))
-		if i != loose {
+		if t.whole(i) {
 			all.pastRequests, all.pastRest = all.pastRequests+float32(n), all.pastRest+float32(rest)
 		}
 		if n <= 0 || rest <= 0 {
@@ -118,7 +118,7 @@ func (s *State) remember(rounds []*Round, sides Sides) {
 				tr.pastEvents += float32(t[c].k[i][0])
 				tr.pastRequests += float32(t[c].n[i][0])
 				all.pastEvents += float32(t[c].k[i][0])
-				if i != loose {
+				if t[c].whole(i) {
 					all.pastRequests += float32(t[c].n[i][0])
 				}
 			}
@@ -266,9 +266,9 @@ func (s *State) stepCause(c cause, t *table, begin float64) {
 		}
 		s.Tracks[c][i].move(&one, &oneCut, s.phi(c, i, d.num[i], d.den[i]), s.phiCut(c, i, d.numCut[i], d.denCut[i]), begin)
 		s.Tracks[c][i].count(&st)
-		all.x, all.due = all.x+st.x, all.due+st.due
-		if i != loose {
-			all.n, all.rest, all.y = all.n+st.n, all.rest+st.rest, all.y+st.y
+		all.x, all.due, all.y = all.x+st.x, all.due+st.due, all.y+st.y
+		if t.whole(i) {
+			all.n, all.rest = all.n+st.n, all.rest+st.rest
 		}
 	}
 	keep := 1.0

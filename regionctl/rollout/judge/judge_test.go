@@ -135,6 +135,26 @@ func TestOneWindowNeverConvicts(t *testing.T) {
 	})
 }
 
+// A version that sends a route to another upstream is judged by what becomes of the requests, not by where they go.
+func TestAnotherUpstreamIsJudgedByWhatBecomesOfTheRequests(t *testing.T) {
+	for _, c := range []struct {
+		failing uint64
+		blamed  bool
+	}{{4, false}, {60, true}} {
+		s := newCell(8, func(node, t int) report.Node {
+			n := plain(report.Counts{Upstream: 4})
+			if node == 0 && t > 30 {
+				n.Services[0].ID = "orders-next"
+				n.Services[0].Upstream, n.Counts.Upstream = c.failing, c.failing
+			}
+			return n
+		}).bake(30, 60)
+		if (s.Worse != "") != c.blamed || s.Verdict().Enough == c.blamed {
+			t.Errorf("%d of 400 fail: %q, %+v", c.failing, s.Worse, s.Verdict())
+		}
+	}
+}
+
 func TestACanaryThatWasAlwaysWorseIsNotBlamed(t *testing.T) {
 	s := newCell(8, fault(func(node, _ int) bool { return node == 0 }, report.Counts{Upstream: 5, Auth: 5})).bake(60, 60)
 	if s.Worse != "" || !s.Verdict().Enough {

@@ -41,7 +41,31 @@ func (s *State) tabulate(r *Round, sides Sides) *tables {
 			}
 		}
 	}
+	if !s.Alone {
+		t.loosen()
+	}
 	return &t
+}
+
+// whole says that the stratum's requests are part of the sum of all: loose has all of them, if they are counted there.
+func (t *table) whole(i int) bool {
+	return (i == loose) == (sum(t.n[loose]) > 0)
+}
+
+// loosen counts the failures of strata that only one side has among all of its requests: what one version sends to one
+// upstream the other may send to another.
+func (t *tables) loosen() {
+	for c := range counted {
+		for j := others; j < len(t[c].n); j++ {
+			if j == loose || t[c].n[j][0] > 0 && sum(t[c].n[j][1:]) > 0 {
+				continue
+			}
+			for i, k := range t[c].k[j] {
+				t[c].k[loose][i] += k
+				t[c].k[j][i] = 0
+			}
+		}
+	}
 }
 
 // read adds one node's part to unit i.
@@ -70,6 +94,7 @@ func (s *State) read(t *tables, u *unit, i int, index [2]map[string]int, at [][c
 		t[noRoute].k[j][i] += float64(p.k[noRoute])
 	}
 	t[gateway].n[loose][i] += float64(u.loose.n)
+	t[noRoute].n[loose][i] += float64(u.loose.n)
 	for c := range counted {
 		if c != noRoute {
 			t[c].k[loose][i] += float64(u.loose.k[c])

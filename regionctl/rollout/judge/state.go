@@ -53,7 +53,7 @@ type State struct {
 const (
 	pooled = iota
 	others // what has no place of its own
-	loose  // failures of no service, among all requests: draining, overload
+	loose  // failures of no service, or of one that only one side has, among all requests
 	firstNamed
 )
 

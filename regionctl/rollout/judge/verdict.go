@@ -184,7 +184,10 @@ func (s *State) seen(kind, i int) (why string, few bool) {
 		c = noRoute
 	}
 	n := s.tally(c, i)
-	return s.starved(kind, i), !n.within() && s.Tracks[c][i].rest > 0
+	if kind == hosts { // what share an upstream gets is the version's to decide
+		why = s.starved(kind, i)
+	}
+	return why, !n.within() && s.Tracks[c][i].rest > 0
 }
 
 // starved says that the canary gets less than half of the traffic that it had beside the rest's, node by node.
