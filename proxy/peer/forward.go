@@ -162,7 +162,7 @@ func (f *Forwarder) Forwarding() bool { return f.route.Load() != nil }
 func (f *Forwarder) Run(ctx context.Context) error {
 	tick := time.NewTicker(loadEvery)
 	defer tick.Stop()
-	last, begin, rate := f.opt.Finished(), time.Now(), 0.0
+	last, begin, rate := f.executed(), time.Now(), 0.0
 	for n := 0; ; n++ {
 		select {
 		case <-ctx.Done():
@@ -172,8 +172,8 @@ func (f *Forwarder) Run(ctx context.Context) error {
 			f.retire(nil)
 			return nil
 		case now := <-tick.C:
-			count := f.opt.Finished()
-			rate += (float64(count-last)/now.Sub(begin).Seconds() - rate) / 2
+			count := f.executed()
+			rate += (float64(int64(count-last))/now.Sub(begin).Seconds() - rate) / 2
 			last, begin = count, now
 			f.measured(rate)
 			if n%20 == 0 {
@@ -181,6 +181,12 @@ func (f *Forwarder) Run(ctx context.Context) error {
 			}
 		}
 	}
+}
+
+// executed counts what the node has done itself. Requests that it refused are no load: counted, they would keep it full.
+func (f *Forwarder) executed() uint64 {
+	gone := f.handed.Load() + f.refused.Load()
+	return f.opt.Finished() - gone
 }
 
 const loadEvery = 250 * time.Millisecond // half of the load's memory

@@ -11,6 +11,8 @@ import (
 
 	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/globalrouter/steer"
+	"github.com/cellgate/cellgate/proxy"
+	"github.com/cellgate/cellgate/reason"
 )
 
 func topology(peers ...string) *cells.Topology {
@@ -105,6 +107,16 @@ func TestLoadIsTheRateOverTheNodesShareOfTheLimit(t *testing.T) {
 			if f.Room(cells.PriorityCritical) != c.critical || f.Room(cells.PriorityNormal) != c.normal || f.Room(cells.PriorityBackground) != c.background {
 				t.Errorf("at %d/s of 5000: load %d", c.rate, f.load.Load())
 			}
+		}
+		for range 300 { // a flood of which nothing is taken
+			for range 100 {
+				finished.Add(1)
+				f.Record(&proxy.Record{Via: "e/b/1", Reason: reason.ForwardRefused})
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		if !f.Room(cells.PriorityBackground) {
+			t.Errorf("what was refused counts as load: %d", f.load.Load())
 		}
 		cancel()
 		synctest.Wait()

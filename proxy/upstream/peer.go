@@ -11,7 +11,7 @@ import (
 // be served here. How long the answer may take is the route's matter.
 func peerDefinition(id string, endpoints []string) snapshot.Upstream {
 	return snapshot.Upstream{
-		ID: id, Endpoints: endpoints, Pool: snapshot.Pool{MaxConnections: 128, MaxPending: 256},
+		ID: id, Endpoints: endpoints, Pool: snapshot.Pool{MaxConnections: 256},
 		Timeouts: snapshot.Timeouts{Connect: 500 * time.Millisecond, ResponseHeader: time.Hour, Idle: time.Hour},
 	}
 }
@@ -23,6 +23,7 @@ func NewPeers(id string, endpoints []string, cfg *tls.Config) (*Pool, error) {
 		return nil, err
 	}
 	p.tls, p.auto = cfg, false
+	p.maxPending = 0 // who would have to wait is served here
 	return p, nil
 }
 

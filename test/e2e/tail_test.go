@@ -146,7 +146,7 @@ func TestTailOfAnEvacuatedCellIsServedElsewhereAndAnEmptyDiskByTheCell(t *testin
 	for _, c := range w.cells() {
 		received += w.cellMetric(t, c, "cellgate_proxy_forwards_received_total", "served")
 	}
-	if more < 100 || received < more {
+	if more < 30 || received < more {
 		t.Errorf("%v requests were handed on in 3 s, %v received in all", more, received)
 	}
 
