@@ -89,7 +89,7 @@ func libraries() []library {
 		{"github.com/prometheus/client_golang", []string{"*"}, "metrics"},
 		{"github.com/go-jose/go-jose", []string{"proxy/auth", "proxy/jwks", "cmd/internal/wire/cellgate"}, "JWS and keys: parsing and verifying without I/O; the sample identity provider"},
 		{"go.yaml.in/yaml", []string{"snapshot", "cmd"}, "authors' documents: nodes with line and column"},
-		{"golang.org/x/net/dns/dnsmessage", []string{"cmd/internal/wire/cellgate"}, "the supervisor's readiness question"},
+		{"golang.org/x/net/dns/dnsmessage", []string{"internal/dnsask"}, "what ordinary clients ask: readiness of a world, loads"},
 		{"golang.org/x/net/http2", []string{"proxy"}, "HTTP/2 until our own codec; hpack"},
 		{"golang.org/x/net/http/httpguts", []string{"proxy"}, "header rules"},
 		{"golang.org/x/net/idna", []string{"snapshot", "proxy/path"}, "host names"},

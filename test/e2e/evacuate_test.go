@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/cellgate/cellgate/test/harness"
-	"github.com/cellgate/cellgate/test/load"
+	"github.com/cellgate/cellgate/internal/load"
 )
 
 func TestCellIsEvacuatedAndRestoredUnderLoadWithoutAFailure(t *testing.T) {

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/cellgate/cellgate/test/harness"
-	"github.com/cellgate/cellgate/test/load"
+	"github.com/cellgate/cellgate/internal/load"
 )
 
 // Every role is killed once under load. Only what was in flight on a killed proxy or backend may fail.

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/cellgate/cellgate/test/harness"
-	"github.com/cellgate/cellgate/test/load"
+	"github.com/cellgate/cellgate/internal/load"
 )
 
 // lossLimit is what each cell of the world is taken to carry, in requests per second.

@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"github.com/cellgate/cellgate/test/harness"
-	"github.com/cellgate/cellgate/test/load"
+	"github.com/cellgate/cellgate/internal/load"
 )
 
 // What world.json says is so: addresses, ports, ids, client subnets, and how long the tokens live.

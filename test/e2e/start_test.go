@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/cellgate/cellgate/test/harness"
-	"github.com/cellgate/cellgate/test/load"
+	"github.com/cellgate/cellgate/internal/load"
 )
 
 func TestWorldIsReadyInTenSecondsAndTellsWhereItIs(t *testing.T) {

@@ -22,7 +22,7 @@ import (
 	"time"
 
 	"github.com/cellgate/cellgate/test/harness"
-	"github.com/cellgate/cellgate/test/load"
+	"github.com/cellgate/cellgate/internal/load"
 )
 
 func TestMain(m *testing.M) { os.Exit(harness.Main(tests{m})) }

@@ -23,29 +23,13 @@ type backendConfig struct {
 	Control netip.AddrPort `json:"control"` // takes faults; apart from Listen, so that no route reaches it
 }
 
-// faults are what a backend is told to do wrong. The zero value is a good backend.
-type faults struct {
-	FailPercent float64       `json:"fail_percent,omitempty"` // share of requests answered 500, 0–100
-	Slow        time.Duration `json:"slow_ns,omitempty"`      // before every answer
-}
-
-func (f faults) validate() error {
-	if !(f.FailPercent >= 0 && f.FailPercent <= 100) {
-		return fmt.Errorf("--fail takes 0%% to 100%%, not %v%%", f.FailPercent)
-	}
-	if f.Slow < 0 || f.Slow > time.Hour {
-		return fmt.Errorf("--slow takes 0s to 1h, not %v", f.Slow)
-	}
-	return nil
-}
-
 // parsePercent reads "30%", "30" or "0.5%".
 func parsePercent(s string) (float64, error) {
 	v, err := strconv.ParseFloat(strings.TrimSuffix(s, "%"), 64)
 	if err != nil {
 		return 0, fmt.Errorf("--fail %q is no percentage such as 30%%", s)
 	}
-	return v, faults{FailPercent: v}.validate()
+	return v, faults{FailPercent: v}.Validate()
 }
 
 // backend is a sample service: it answers with what it was asked.
@@ -178,7 +162,7 @@ func (b *backend) control() http.Handler {
 		var f faults
 		dec := json.NewDecoder(io.LimitReader(r.Body, 4096))
 		dec.DisallowUnknownFields()
-		err := errors.Join(dec.Decode(&f), f.validate())
+		err := errors.Join(dec.Decode(&f), f.Validate())
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return

@@ -26,6 +26,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/cellgate/cellgate/cells"
+	"github.com/cellgate/cellgate/cmd/internal/supervisor"
 	"github.com/cellgate/cellgate/internal/supervise"
 	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/snapshot"
@@ -272,18 +273,18 @@ func TestBlockAndDirectoryAreClaimedOnce(t *testing.T) {
 	}
 	again.release()
 
-	if running(dir) {
+	if supervisor.Running(dir) {
 		t.Error("an unlocked directory counts as running")
 	}
 	lock, err := lockDir(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := lockDir(dir); err == nil || !running(dir) {
-		t.Errorf("second lock: %v, running %v", err, running(dir))
+	if _, err := lockDir(dir); err == nil || !supervisor.Running(dir) {
+		t.Errorf("second lock: %v, running %v", err, supervisor.Running(dir))
 	}
 	lock.release()
-	if running(dir) {
+	if supervisor.Running(dir) {
 		t.Error("still locked after the release")
 	}
 }
@@ -333,7 +334,7 @@ func TestControlAnswersAlsoInALongDirectory(t *testing.T) {
 		t.Fatal(err)
 	}
 	h := home(dir)
-	if _, err := call(t.Context(), h, request{Op: "status"}); !errors.Is(err, errNotRunning) {
+	if _, err := call(t.Context(), h, request{Op: "status"}); !errors.Is(err, supervisor.ErrNotRunning) {
 		t.Errorf("without a supervisor: %v", err)
 	}
 	lock, err := lockDir(dir)

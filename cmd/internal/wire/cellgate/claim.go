@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cellgate/cellgate/cmd/internal/supervisor"
 )
 
 // claim is the exclusive right to an address block of this machine. It is a socket in the kernel's abstract namespace,
@@ -71,7 +73,7 @@ func holder(name string) string {
 type dirLock struct{ f *os.File }
 
 func lockDir(dir string) (*dirLock, error) {
-	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	f, err := os.OpenFile(filepath.Join(dir, supervisor.LockFile), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("lock of the directory: %w", err)
 	}
@@ -93,18 +95,6 @@ func (l *dirLock) lost() bool {
 }
 
 func (l *dirLock) release() { _ = l.f.Close() }
-
-// running says whether a supervisor holds the directory.
-func running(dir string) bool {
-	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR, 0)
-	if err != nil {
-		return false
-	}
-	defer f.Close()
-	query := unix.Flock_t{Type: unix.F_WRLCK}
-	err = unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &query)
-	return err == nil && query.Type != unix.F_UNLCK
-}
 
 // bindings are the addresses that a process will bind.
 type bindings struct {

@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/cellgate/cellgate/cmd/internal/supervisor"
 )
 
 // home is the directory of one world.
@@ -22,8 +24,8 @@ func (h home) path(elem ...string) string {
 	return filepath.Join(append([]string{string(h)}, elem...)...)
 }
 
-func (h home) worldFile() string   { return h.path("world.json") }
-func (h home) controlFile() string { return "control.sock" }
+func (h home) worldFile() string   { return supervisor.WorldFile(string(h)) }
+func (h home) controlFile() string { return supervisor.Socket }
 func (h home) caFile() string      { return h.path("ca.pem") }
 func (h home) logFile(process string) string {
 	return h.path("logs", fileName(process)+".log")

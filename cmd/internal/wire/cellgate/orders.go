@@ -74,7 +74,7 @@ func (w *world) misbehave(ctx context.Context, names []string, f *faults) error 
 	if f == nil {
 		return errors.New("no fault is named")
 	}
-	if err := f.validate(); err != nil {
+	if err := f.Validate(); err != nil {
 		return err
 	}
 	var errs []error

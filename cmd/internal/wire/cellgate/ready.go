@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cellgate/cellgate/cells"
+	"github.com/cellgate/cellgate/internal/dnsask"
 )
 
 // operator runs the regionctl command against one region's controller.
@@ -155,7 +156,7 @@ func (r *readiness) answers(ctx context.Context) (string, error) {
 		}
 		client := netip.PrefixFrom(region.Clients[0].Addr(), 24)
 		for _, server := range r.routers() {
-			got, err := lookup(ctx, server.String(), sampleHost, client)
+			got, _, err := dnsask.A(ctx, server.String(), sampleHost, client)
 			if err != nil {
 				return "", fmt.Errorf("%s: %w", server, err)
 			}

@@ -23,6 +23,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/cellgate/cellgate/cells"
+	"github.com/cellgate/cellgate/cmd/internal/supervisor"
 )
 
 // DefaultDir holds a world's state unless --dir names another directory.
@@ -201,14 +202,14 @@ func downCommand(dir *string) *cobra.Command {
 				return err
 			}
 			_, err = call(cmd.Context(), h, request{Op: "down"})
-			if errors.Is(err, errNotRunning) {
+			if errors.Is(err, supervisor.ErrNotRunning) {
 				fmt.Fprintln(cmd.OutOrStdout(), err)
 				return nil
 			}
 			if err != nil {
 				return err
 			}
-			for running(string(h)) && pause(cmd.Context(), 20*time.Millisecond) {
+			for supervisor.Running(string(h)) && pause(cmd.Context(), 20*time.Millisecond) {
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "stopped the world in %s\n", h)
 			return cmd.Context().Err()
@@ -329,7 +330,7 @@ func backendCommand(dir *string) *cobra.Command {
 					return errUsage{err}
 				}
 			}
-			if err := f.validate(); err != nil {
+			if err := f.Validate(); err != nil {
 				return errUsage{err}
 			}
 			if bad := fail != "" || cmd.Flags().Changed("slow"); bad == ok {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/cmd/internal/bootstrap"
+	"github.com/cellgate/cellgate/cmd/internal/supervisor"
 	"github.com/cellgate/cellgate/internal/supervise"
 )
 
@@ -101,7 +102,7 @@ func Up(ctx context.Context, o Options, log *slog.Logger, hooks Hooks) error {
 	w := &world{opts: o, home: home(dir), layout: newLayout(o.Size, o.Limit), say: hooks.Say, stopped: make(chan struct{})}
 	release, err := w.claim()
 	if err != nil {
-		if os.IsNotExist(statErr) && !running(dir) { // the directory came into being here and holds nothing
+		if os.IsNotExist(statErr) && !supervisor.Running(dir) { // the directory came into being here and holds nothing
 			_ = os.RemoveAll(dir)
 		}
 		return err

@@ -1,4 +1,5 @@
-package cellgate
+// Package dnsask asks one DNS server one question, as an ordinary client of some subnet would.
+package dnsask
 
 import (
 	"context"
@@ -16,28 +17,34 @@ import (
 // optionECS is the EDNS option code of client subnets (RFC 7871).
 const optionECS = 8
 
-// lookup asks one server for the A records of host on behalf of a client in subnet.
-func lookup(ctx context.Context, server, host string, subnet netip.Prefix) ([]netip.Addr, error) {
+// A asks one server (host:port, UDP) once for the A records of host on behalf of a client in subnet, an IPv4 prefix. The TTL
+// is the smallest of theirs. No record is no error.
+func A(ctx context.Context, server, host string, subnet netip.Prefix) (addrs []netip.Addr, ttl time.Duration, err error) {
 	query, id, err := askFor(host, subnet)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	conn, err := new(net.Dialer).DialContext(ctx, "udp", server)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(500 * time.Millisecond))
+	_ = conn.SetDeadline(time.Now().Add(patience))
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
 	if _, err := conn.Write(query); err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	buf := make([]byte, 4096)
 	n, err := conn.Read(buf)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	return addresses(buf[:n], id)
 }
+
+// patience bounds the wait for an answer.
+const patience = 500 * time.Millisecond
 
 func askFor(host string, subnet netip.Prefix) (packet []byte, id uint16, err error) {
 	name, err := dnsmessage.NewName(host + ".")
@@ -64,22 +71,26 @@ func askFor(host string, subnet netip.Prefix) (packet []byte, id uint16, err err
 	return packet, id, err
 }
 
-func addresses(packet []byte, id uint16) ([]netip.Addr, error) {
+func addresses(packet []byte, id uint16) ([]netip.Addr, time.Duration, error) {
 	var msg dnsmessage.Message
 	if err := msg.Unpack(packet); err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	if msg.ID != id || !msg.Response {
-		return nil, errors.New("not an answer to the query")
+		return nil, 0, errors.New("not an answer to the query")
 	}
 	if msg.RCode != dnsmessage.RCodeSuccess {
-		return nil, fmt.Errorf("answer is %s", msg.RCode)
+		return nil, 0, fmt.Errorf("answer is %s", msg.RCode)
 	}
 	var addrs []netip.Addr
+	least := time.Duration(-1)
 	for _, a := range msg.Answers {
 		if r, ok := a.Body.(*dnsmessage.AResource); ok {
 			addrs = append(addrs, netip.AddrFrom4(r.A))
+			if ttl := time.Duration(a.Header.TTL) * time.Second; least < 0 || ttl < least {
+				least = ttl
+			}
 		}
 	}
-	return addrs, nil
+	return addrs, max(least, 0), nil
 }

@@ -5,12 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"net/netip"
 	"sync"
 	"time"
 
-	"github.com/miekg/dns"
+	"github.com/cellgate/cellgate/internal/dnsask"
 )
 
 // resolver asks the world's DNS for one host on behalf of one subnet and keeps the answer for its TTL, no longer.
@@ -53,29 +52,9 @@ func Lookup(ctx context.Context, servers []string, host string, subnet netip.Pre
 }
 
 func ask(ctx context.Context, server, host string, subnet netip.Prefix) ([]netip.Addr, time.Duration, error) {
-	m := new(dns.Msg)
-	m.SetQuestion(dns.Fqdn(host), dns.TypeA)
-	m.SetEdns0(1232, false)
-	m.IsEdns0().Option = append(m.IsEdns0().Option, &dns.EDNS0_SUBNET{
-		Code: dns.EDNS0SUBNET, Family: 1, SourceNetmask: uint8(subnet.Bits()), Address: net.IP(subnet.Masked().Addr().AsSlice()),
-	})
-	c := &dns.Client{Timeout: time.Second}
-	in, _, err := c.ExchangeContext(ctx, m, server)
-	if err != nil {
-		return nil, 0, err
+	addrs, ttl, err := dnsask.A(ctx, server, host, subnet)
+	if err == nil && len(addrs) == 0 {
+		err = fmt.Errorf("no address for %s", host)
 	}
-	var addrs []netip.Addr
-	ttl := time.Hour
-	for _, rr := range in.Answer {
-		if a, ok := rr.(*dns.A); ok {
-			if addr, ok := netip.AddrFromSlice(a.A.To4()); ok {
-				addrs = append(addrs, addr)
-				ttl = min(ttl, time.Duration(a.Hdr.Ttl)*time.Second)
-			}
-		}
-	}
-	if len(addrs) == 0 {
-		return nil, 0, fmt.Errorf("no address for %s (%s)", host, dns.RcodeToString[in.Rcode])
-	}
-	return addrs, ttl, nil
+	return addrs, ttl, err
 }

@@ -38,12 +38,16 @@ type Config struct {
 // Request is what became of one request. It failed when it was not answered 200 even after its repetition.
 type Request struct {
 	Start    time.Time
+	Client   netip.Prefix
 	Cell     netip.Addr // where its last attempt went
 	Status   int        // 0 = no answer
 	Repeated bool
 	Err      error
 	Took     time.Duration
 }
+
+// End is when the client knew.
+func (r Request) End() time.Time { return r.Start.Add(r.Took) }
 
 // Failed says whether the client got no good answer.
 func (r Request) Failed() bool { return r.Status != http.StatusOK }
@@ -148,7 +152,7 @@ func (c *client) loop(ctx context.Context, delay time.Duration, note func(Reques
 
 // one sends a request and repeats it once when a reused connection broke. What the transport repeats by itself counts too.
 func (c *client) one() Request {
-	q := Request{Start: time.Now()}
+	q := Request{Start: time.Now(), Client: c.resolver.subnet}
 	attempts := 0
 	for {
 		tried, reused := 0, false
