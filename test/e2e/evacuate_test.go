@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cellgate/cellgate/test/harness"
 	"github.com/cellgate/cellgate/internal/load"
+	"github.com/cellgate/cellgate/test/harness"
 )
 
 func TestCellIsEvacuatedAndRestoredUnderLoadWithoutAFailure(t *testing.T) {

@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cellgate/cellgate/test/harness"
 	"github.com/cellgate/cellgate/internal/load"
+	"github.com/cellgate/cellgate/test/harness"
 )
 
 // Every role is killed once under load. Only what was in flight on a killed proxy or backend may fail.

@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cellgate/cellgate/test/harness"
 	"github.com/cellgate/cellgate/internal/load"
+	"github.com/cellgate/cellgate/test/harness"
 )
 
 // lossLimit is what each cell of the world is taken to carry, in requests per second.

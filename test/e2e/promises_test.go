@@ -16,8 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cellgate/cellgate/test/harness"
 	"github.com/cellgate/cellgate/internal/load"
+	"github.com/cellgate/cellgate/test/harness"
 )
 
 // What world.json says is so: addresses, ports, ids, client subnets, and how long the tokens live.

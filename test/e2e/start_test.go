@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cellgate/cellgate/test/harness"
 	"github.com/cellgate/cellgate/internal/load"
+	"github.com/cellgate/cellgate/test/harness"
 )
 
 func TestWorldIsReadyInTenSecondsAndTellsWhereItIs(t *testing.T) {

@@ -21,8 +21,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cellgate/cellgate/test/harness"
 	"github.com/cellgate/cellgate/internal/load"
+	"github.com/cellgate/cellgate/test/harness"
 )
 
 func TestMain(m *testing.M) { os.Exit(harness.Main(tests{m})) }
