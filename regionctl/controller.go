@@ -48,6 +48,8 @@ type Options struct {
 	OnInsufficient              string        // "hold" (default) or "proceed-if-synthetics-pass"
 	// Beat is how often the leader looks at the rollout and the evacuations; 0 = 1 s.
 	Beat time.Duration
+	// DenyBeat is how often nodes are told that their denylist is the newest still; 0 = 15 s.
+	DenyBeat time.Duration
 
 	Global, Regional store.Store
 	Signer           *trust.Signer
@@ -97,7 +99,7 @@ func New(o Options) (*Controller, error) {
 		return nil, err
 	}
 	o.TTL, o.Bake, o.Ramp = or(o.TTL, 20*time.Second), or(o.Bake, 2*time.Minute), or(o.Ramp, 10*time.Minute)
-	o.Beat = or(o.Beat, time.Second)
+	o.Beat, o.DenyBeat = or(o.Beat, time.Second), or(o.DenyBeat, 15*time.Second)
 	if o.OnInsufficient == "" {
 		o.OnInsufficient = "hold"
 	}

@@ -22,8 +22,8 @@ import (
 // store, and to the other regions' controllers. None of the three waits for another.
 
 const (
-	// denyBeat is how often the nodes are told that their denylist is the newest still.
-	denyBeat = 15 * time.Second
+	// readEvery bounds how often the region's store is read again while it changes.
+	readEvery = 100 * time.Millisecond
 	// storePatience is how long an order waits for the region's own store before it goes on without.
 	storePatience = time.Second
 	// peerPatience is how long an order waits for another region's controller.
@@ -54,7 +54,12 @@ func (c *Controller) announceOrders(ctx context.Context) error {
 	for {
 		nextIntent, nextCopy, next := c.intent.next(), c.copied.next(), c.ledger.next()
 		now := c.opt.Now()
-		c.absorb(&read, now)
+		wait := time.Second
+		if now.Sub(read.at) >= readEvery {
+			c.absorb(&read, now)
+		} else {
+			wait, nextCopy, nextIntent = readEvery, nil, nil
+		}
 		c.ledger.expire(now)
 		err := c.postOverrides()
 		if err2 := shown.post(c, now); err == nil {
@@ -71,13 +76,14 @@ func (c *Controller) announceOrders(ctx context.Context) error {
 		case <-nextIntent:
 		case <-nextCopy:
 		case <-next:
-		case <-time.After(time.Second):
+		case <-time.After(wait):
 		}
 	}
 }
 
 // absorbed is how far the stores were read already. Owner: announceOrders.
 type absorbed struct {
+	at             time.Time
 	intent, copied store.Revision
 	entries        map[string]store.Revision // of the denylist, by key
 }
@@ -88,7 +94,7 @@ func (c *Controller) absorb(read *absorbed, now time.Time) {
 	if intent == read.intent && copied == read.copied {
 		return
 	}
-	read.intent, read.copied = intent, copied
+	read.at, read.intent, read.copied = now, intent, copied
 	var orders []cells.Evacuation
 	if e, ok := c.copied.get(store.KeyCopyOrders); ok {
 		if stored, err := decodeOrders(e.Value); err == nil {
@@ -139,7 +145,7 @@ func (s *shownDenials) post(c *Controller, now time.Time) error {
 		s.change, s.beat = change, now
 		s.watchSize(c, len(denylist.Live(entries, now)))
 	}
-	if now.Sub(s.beat) < denyBeat {
+	if now.Sub(s.beat) < c.opt.DenyBeat {
 		return nil
 	}
 	for _, l := range s.lists {

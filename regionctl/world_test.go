@@ -143,7 +143,7 @@ func (w *world) start(id cells.RegionID) *region {
 	r.c, err = New(Options{
 		World: "gw.test", ID: cells.NodeID(string(id) + "/1"), Region: id, Topology: w.topology, Zone: "gw.test", SteeredNames: []string{"api.gw.test"},
 		PermitLoopback: true, AdminTokenHash: "sha256:" + hex.EncodeToString(hash[:]),
-		Beat: 50 * time.Millisecond, TTL: time.Second, Bake: 300 * time.Millisecond, Ramp: time.Second, DownAfter: time.Second, UpAfter: time.Second, FlapCap: 2 * time.Second,
+		Beat: 50 * time.Millisecond, DenyBeat: 500 * time.Millisecond, TTL: time.Second, Bake: 300 * time.Millisecond, Ramp: time.Second, DownAfter: time.Second, UpAfter: time.Second, FlapCap: 2 * time.Second,
 		OnInsufficient: rollout.OnInsufficientProceed,
 		Global:         global, Regional: regional,
 		Signer: w.signer(trust.RoleController, cells.NodeID(string(id)+"/1")), Roots: w.roots, APICert: w.cert,
