@@ -10,7 +10,7 @@ CC_FOUND := $(shell command -v $$($(GO) env CC) 2>/dev/null)
 RACE     := $(if $(CC_FOUND),-race,)
 UNIT      = $(shell $(GO) list ./... | grep -v '/test/')
 
-.PHONY: all build up down test unit e2e check lint fuzz bench simulate clean
+.PHONY: all build up down test unit e2e check lint fuzz bench bench-http bench-dns simulate clean
 
 all: build
 
@@ -56,6 +56,13 @@ bench:
 # What the canary judge is worth: false alarms and detection times (docs/rollout-judge.md). About 20 minutes of CPU time.
 simulate:
 	nice -n 19 $(GO) run ./sim/simulate
+
+# CPU time per request and per answer beside peers; needs nginx, haproxy, wrk, curl and dnsperf, knot, nsd.
+bench-http:
+	bench/http/run.sh
+
+bench-dns:
+	bench/dns/run.sh
 
 clean:
 	rm -rf $(BIN)
