@@ -89,6 +89,7 @@ type Controller struct {
 
 	leading                  atomic.Bool
 	globalSeen, regionalSeen reach
+	space                    space
 	publishing               chan struct{} // bounds publications compiled at once
 	started                  time.Time
 }
@@ -135,6 +136,7 @@ func (c *Controller) Run(ctx context.Context) error {
 		func(ctx context.Context) error { return c.intent.run(ctx, c.opt.Global) },
 		func(ctx context.Context) error { return c.copied.run(ctx, c.opt.Regional) },
 		c.watchReach,
+		c.watchSpace,
 		c.replicateTargets,
 		c.replicatePlan,
 		c.runLifeline,

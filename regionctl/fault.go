@@ -54,6 +54,9 @@ func asFault(err error) *Fault {
 		return fault(http.StatusRequestEntityTooLarge, "body_too_large", "The request body is too large", "the request has more than %d bytes", tooBig.Limit)
 	case errors.Is(err, store.ErrConflict):
 		return conflict("somebody else changed it at the same time; look again and repeat")
+	case errors.Is(err, store.ErrFull):
+		return fault(http.StatusInsufficientStorage, "store_full", "The store is full",
+			"nothing was changed; traffic, DNS and reads go on; the store makes room by itself, `regionctl status` says how full it is (%v)", err)
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return fault(http.StatusServiceUnavailable, "store_unavailable", "The global store does not answer", "%v", err)
 	default:

@@ -12,7 +12,8 @@ import (
 // collector reads the controller's state when it is scraped.
 type collector struct {
 	*Controller
-	leader, head, attached, store, age, served, verdict, headroom, plan, denied, regional *prometheus.Desc
+	leader, head, attached, store, age, served, verdict, headroom, plan, denied, regional,
+	size, inUse, quota, full *prometheus.Desc
 }
 
 var _ prometheus.Collector = (*collector)(nil)
@@ -34,12 +35,16 @@ func newCollector(c *Controller) *collector {
 		plan:       d("plan_number", "The number of the newest steering plan."),
 		denied:     d("denylist_entries", "Entries of the denylist; an alarm from 8,000, full at 10,000."),
 		regional:   d("regional_orders", "Evacuations that were ordered through the regions and stand."),
+		size:       d("store_size_bytes", "Size of the member's file; writes are refused when it reaches the quota.", "store", "member"),
+		inUse:      d("store_in_use_bytes", "What of the member's file is in use, history included.", "store", "member"),
+		quota:      d("store_quota_bytes", "The size at which the member refuses writes.", "store", "member"),
+		full:       d("store_nospace", "1 while the member's alarm NOSPACE is raised and writes are refused.", "store", "member"),
 	}
 }
 
 // Describe sends the fixed descriptions.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.leader, c.head, c.attached, c.store, c.age, c.served, c.verdict, c.headroom, c.plan, c.denied, c.regional} {
+	for _, d := range []*prometheus.Desc{c.leader, c.head, c.attached, c.store, c.age, c.served, c.verdict, c.headroom, c.plan, c.denied, c.regional, c.size, c.inUse, c.quota, c.full} {
 		ch <- d
 	}
 }
@@ -63,6 +68,9 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		}
 	}
 	gauge(c.regional, float64(standing))
+	for _, which := range []string{"global", "regional"} {
+		c.collectSpace(gauge, which)
+	}
 	for _, n := range c.nodeStatuses(now) {
 		if n.AgeS >= 0 {
 			gauge(c.age, n.AgeS, string(n.ID))
@@ -83,6 +91,18 @@ func (c *collector) collectCell(gauge func(*prometheus.Desc, float64, ...string)
 	}
 	if s.Headroom != nil {
 		gauge(c.headroom, *s.Headroom, string(id))
+	}
+}
+
+func (c *collector) collectSpace(gauge func(*prometheus.Desc, float64, ...string), which string) {
+	for _, u := range c.space.get(which) {
+		if u.Lost {
+			continue
+		}
+		gauge(c.size, float64(u.Size), which, u.Member)
+		gauge(c.inUse, float64(u.InUse), which, u.Member)
+		gauge(c.quota, float64(u.Quota), which, u.Member)
+		gauge(c.full, one(u.Full), which, u.Member)
 	}
 }
 

@@ -54,6 +54,7 @@ func (c *Controller) warnings(regions []RegionStatus) []string {
 	if c.regionalSeen.lost.Load() {
 		out = append(out, fmt.Sprintf("the store of region %s does not answer: its nodes are served from memory", c.opt.Region))
 	}
+	out = append(out, c.spaceWarnings()...)
 	for _, r := range regions {
 		if !r.Heard {
 			out = append(out, fmt.Sprintf("the controller of region %s is not heard: of its nodes only those that report elsewhere are seen", r.ID))

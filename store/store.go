@@ -87,6 +87,21 @@ type Event struct {
 	Deleted  []string
 }
 
+// Usage is how full one member of a store is. Sizes are in bytes.
+type Usage struct {
+	Member string
+	Size   int64 // of its file; writes are refused when it reaches Quota
+	InUse  int64 // of what is in it, history included; the rest is given back by defragmenting
+	Quota  int64
+	Full   bool // writes are refused until its alarm is taken back
+	Lost   bool // it did not answer, so nothing else is known
+}
+
+// Sized is a store that knows how full its members are.
+type Sized interface {
+	Usage(ctx context.Context) ([]Usage, error)
+}
+
 // Store is a key-value store with atomic conditional commits.
 type Store interface {
 	// Get returns the entry or ErrNotFound.

@@ -125,11 +125,12 @@ func TestThreeMembersGoOnWithoutOne(t *testing.T) {
 	}
 }
 
-// A full store refuses writes with a name for it, goes on answering and watching, and its leaders keep their leases.
-func TestFullStoreRefusesWritesAndServesOn(t *testing.T) {
+// A full store refuses writes with a name for it, goes on answering and watching, and its leaders keep their leases. The
+// history that filled it is given up, so that it takes writes again by itself.
+func TestFullStoreRefusesWritesServesOnAndHealsByItself(t *testing.T) {
 	t.Parallel()
 	c := world(t)
-	m := c.member("one", c.addr, func(s *server.Config) { s.Quota = 8 << 20 })
+	m := c.member("one", c.addr, func(s *server.Config) { s.Quota, s.Keep = 8<<20, 2*time.Second })
 	m.run()
 	m.wait()
 	s := c.client(c.addr)
@@ -142,9 +143,11 @@ func TestFullStoreRefusesWritesAndServesOn(t *testing.T) {
 	if _, err := s.Commit(t.Context(), nil, []store.Op{leader}); err != nil {
 		t.Fatal(err)
 	}
+	events := s.Watch(t.Context(), "fill")
+	next(t, events)
 	full := false
-	for i := 0; i < 200 && !full; i++ {
-		_, err := s.Commit(t.Context(), nil, []store.Op{store.Put(fmt.Sprint("fill/", i), make([]byte, 256<<10))})
+	for i := 0; i < 2000 && !full; i++ {
+		_, err := s.Commit(t.Context(), nil, []store.Op{store.Put("fill", make([]byte, 256<<10))})
 		if full = errors.Is(err, store.ErrFull); err != nil && !full {
 			t.Fatal(err)
 		}
@@ -152,12 +155,65 @@ func TestFullStoreRefusesWritesAndServesOn(t *testing.T) {
 	if !full {
 		t.Fatal("50 MiB went into 8")
 	}
-	time.Sleep(1500 * time.Millisecond)
+	if u, err := s.Usage(t.Context()); err != nil || len(u) != 1 || !u[0].Full || u[0].Quota != 8<<20 || u[0].Size < 7<<20 {
+		t.Errorf("usage of a full store: %+v, %v", u, err)
+	}
 	if _, err := s.Get(t.Context(), "leader"); err != nil {
 		t.Errorf("a full store forgot its leader: %v", err)
 	}
 	if ev := next(t, s.Watch(t.Context(), "leader")); !ev.Reset || len(ev.Entries) != 1 {
 		t.Errorf("a full store's watch begins with %+v", ev)
+	}
+	tries(t, "a write after it was full", func(ctx context.Context) error {
+		_, err := s.Commit(ctx, nil, []store.Op{store.Put("fill", []byte("room"))})
+		return err
+	})
+	for seen := false; !seen; {
+		for _, e := range next(t, events).Entries {
+			seen = seen || string(e.Value) == "room"
+		}
+	}
+	if e, err := s.Get(t.Context(), "leader"); err != nil || string(e.Value) != "me" {
+		t.Errorf("the leader was lost on the way: %v", err)
+	}
+	if u, err := s.Usage(t.Context()); err != nil || u[0].Full || u[0].Size > 6<<20 {
+		t.Errorf("usage of a healed store: %+v, %v", u, err)
+	}
+}
+
+// A store that is full of what is in use cannot heal before something is deleted, which a full store allows.
+func TestStoreFullOfLiveDataHealsOnceSomeIsDeleted(t *testing.T) {
+	t.Parallel()
+	c := world(t)
+	m := c.member("one", c.addr, func(s *server.Config) { s.Quota, s.Keep = 8<<20, 300*time.Millisecond })
+	m.run()
+	m.wait()
+	s := c.client(c.addr)
+	var keys []store.Op
+	for i := 0; i < 200; i++ {
+		key := fmt.Sprintf("fill/%03d", i)
+		_, err := s.Commit(t.Context(), nil, []store.Op{store.Put(key, make([]byte, 256<<10))})
+		if errors.Is(err, store.ErrFull) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys = append(keys, store.Delete(key))
+	}
+	time.Sleep(time.Second) // three looks of its keeper
+	if _, err := s.Commit(t.Context(), nil, []store.Op{store.Put("more", make([]byte, 256<<10))}); !errors.Is(err, store.ErrFull) {
+		t.Fatalf("%d of 8 MiB are in use, and there is room: %v", len(keys)/4, err)
+	}
+	if _, err := s.Commit(t.Context(), nil, keys[:len(keys)/2]); err != nil {
+		t.Fatalf("a full store refuses deletions: %v", err)
+	}
+	tries(t, "a write after deletions", func(ctx context.Context) error {
+		_, err := s.Commit(ctx, nil, []store.Op{store.Put("more", []byte("room"))})
+		return err
+	})
+	if e, err := s.Get(t.Context(), keys[len(keys)-1].Key); err != nil || len(e.Value) != 256<<10 {
+		t.Errorf("what was not deleted: %d bytes, %v", len(e.Value), err)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"go.etcd.io/etcd/client/pkg/v3/transport"
@@ -33,6 +34,8 @@ type Config struct {
 	Heartbeat, Election time.Duration
 	// Quota is the size of the database, in bytes, at which writes are refused; 0 means 512 MiB.
 	Quota int64
+	// Keep is how often the member looks whether room must be made; 0 means 10 s.
+	Keep time.Duration
 	// Ready is called once the member serves; nil is nobody.
 	Ready func()
 	// Log gets the member's errors, and its warnings at debug level; nil is silent.
@@ -44,6 +47,7 @@ const (
 	// keepRevisions is the history that auto-compaction leaves to watches that reconnect.
 	keepRevisions = "1000"
 	snapshotCount = 5000 // entries of the log between snapshots
+	defaultKeep   = 10 * time.Second
 )
 
 // Run serves until ctx ends or the member fails.
@@ -51,16 +55,29 @@ func Run(ctx context.Context, c Config) error {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
+	if c.Quota == 0 {
+		c.Quota = defaultQuota
+	}
+	if c.Keep == 0 {
+		c.Keep = defaultKeep
+	}
 	member, err := embed.StartEtcd(c.embed())
 	if err != nil {
 		return fmt.Errorf("etcd %s: %w", c.Name, err)
 	}
 	defer member.Close()
+	keeping, kept := context.WithCancel(ctx)
+	var keepers sync.WaitGroup
+	defer keepers.Wait() // before the member closes its file
+	defer kept()
 	ready := member.Server.ReadyNotify()
 	for {
 		select {
 		case <-ready:
 			ready = nil
+			keepers.Go(func() {
+				(&keeper{name: c.Name, quota: c.Quota, server: member.Server, log: c.Log}).run(keeping, c.Keep)
+			})
 			if c.Ready != nil {
 				c.Ready()
 			}
@@ -80,9 +97,6 @@ func (c Config) embed() *embed.Config {
 	}
 	if c.Election == 0 {
 		c.Election = 10 * c.Heartbeat
-	}
-	if c.Quota == 0 {
-		c.Quota = defaultQuota
 	}
 	if len(c.Cluster) == 0 {
 		c.Cluster = map[string]netip.AddrPort{c.Name: c.Peer}
