@@ -447,7 +447,7 @@ func TestKilledLeaderAtAnyStepDecidesTheSame(t *testing.T) {
 			_, plain := play(t, script)
 			want := decisions(plain)
 			for at := 1; at <= plain.ticks; at++ {
-				if at%5 != 0 && !plain.decided[at-1] && !plain.decided[at] && !plain.decided[at+1] {
+				if at%10 != 0 && !plain.decided[at-1] && !plain.decided[at] && !plain.decided[at+1] {
 					continue // nothing happens around it that does not happen a second later as well
 				}
 				w := newWorld(t)
