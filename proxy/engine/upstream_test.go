@@ -134,6 +134,29 @@ func TestStalePooledConnectionIsRetriedOnceForReadsOnly(t *testing.T) {
 	}
 }
 
+func TestAnExchangeThatMadeItsConnectionIsCold(t *testing.T) {
+	up := scripted(t, func(_ int, c *raw) {
+		for {
+			if _, _, alive := c.request(); !alive {
+				return
+			}
+			c.send(ok)
+		}
+	})
+	w := start(t, up, setup{})
+	c := w.dial()
+	for i := range 3 {
+		c.send(get("/")).answer("GET")
+		if r := <-w.logged; r.Cold != (i == 0) || r.Service == "" || r.Service != r.UpstreamID {
+			t.Errorf("exchange %d: cold %v, for %q", i, r.Cold, r.Service)
+		}
+	}
+	c.send("GET /nowhere HTTP/1.1\r\nHost: nobody.example\r\n\r\n").answer("GET")
+	if r := <-w.logged; r.Cold || r.Service != "" {
+		t.Errorf("without a route: %+v", r)
+	}
+}
+
 func TestAPostWhoseBytesLeftIsNotRepeated(t *testing.T) {
 	var seen atomic.Int32
 	up := scripted(t, func(n int, c *raw) {
