@@ -10,7 +10,11 @@ CC_FOUND := $(shell command -v $$($(GO) env CC) 2>/dev/null)
 RACE     := $(if $(CC_FOUND),-race,)
 UNIT      = $(shell $(GO) list ./... | grep -v '/test/')
 
-.PHONY: all build up down test unit e2e check lint fuzz bench bench-http bench-dns simulate clean
+.PHONY: all build up down test unit e2e check lint fuzz bench bench-http bench-dns simulate soak clean
+
+# What `make soak` does to a world is its seed's (0 = a new one), for SOAK_TIME.
+SOAK_SEED ?= 0
+SOAK_TIME ?= 1h
 
 all: build
 
@@ -53,9 +57,16 @@ fuzz:
 bench:
 	$(GO) test -run '^$$' -bench . -benchmem $(UNIT)
 
+<<<<<<< HEAD
 # What the canary judge is worth: false alarms and detection times (docs/rollout-judge.md). About 20 minutes of CPU time.
 simulate:
 	nice -n 19 $(GO) run ./sim/simulate
+=======
+# Random faults on a world under load; what must never happen is watched throughout.
+soak: build
+	@mkdir -p $(BIN)/soak
+	$(GO) build -o $(BIN)/soak/ ./test/soak
+	$(BIN)/soak/soak --bin $(BIN) --seed $(SOAK_SEED) --time $(SOAK_TIME)
 
 # CPU time per request and per answer beside peers; needs nginx, haproxy, wrk, curl and dnsperf, knot, nsd.
 bench-http:

@@ -13,13 +13,18 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httptrace"
 	"net/netip"
+	"strings"
 	"sync"
 	"time"
 )
+
+// ErrMixed is the answer to a request that another client, or the same one earlier, sent.
+var ErrMixed = errors.New("the answer to another request")
 
 // Config of a run.
 type Config struct {
@@ -33,6 +38,11 @@ type Config struct {
 	HTTP2   bool
 	// Every is how often each client sends a request.
 	Every time.Duration
+	// Tagged gives every request a query of its own, which the backend must have echoed: an answer to somebody else's
+	// request is a failure.
+	Tagged bool
+	// Each, if set, is told of every request instead of its being kept: for runs that are too long to keep.
+	Each func(Request)
 }
 
 // Request is what became of one request. It failed when it was not answered 200 even after its repetition.
@@ -65,12 +75,17 @@ type Run struct {
 func Start(c Config) *Run {
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &Run{stop: cancel}
+	each := c.Each
+	if each == nil {
+		each = r.note
+	}
 	for i, subnet := range c.Clients {
 		cl := newClient(c, subnet)
+		cl.number = i
 		r.done.Add(1)
 		go func() {
 			defer r.done.Done()
-			cl.loop(ctx, c.Every*time.Duration(i)/time.Duration(len(c.Clients)), r.note)
+			cl.loop(ctx, c.Every*time.Duration(i)/time.Duration(len(c.Clients)), each)
 		}()
 	}
 	return r
@@ -104,6 +119,8 @@ type client struct {
 	resolver *resolver
 	http     *http.Client
 	url      string
+	number   int // of the client
+	sent     int // requests
 }
 
 func newClient(c Config, subnet netip.Prefix) *client {
@@ -174,7 +191,13 @@ func (c *client) attempt(tried *int, reused *bool) (status int, cell netip.Addr,
 			cell = a.AddrPort().Addr().Unmap()
 		}
 	}}
-	req, err := http.NewRequestWithContext(httptrace.WithClientTrace(context.Background(), trace), http.MethodGet, c.url, nil)
+	url, tag := c.url, ""
+	if c.config.Tagged {
+		c.sent++
+		tag = fmt.Sprintf("tag=%d-%d-%d.", rand.Uint32(), c.number, c.sent)
+		url += "?" + tag
+	}
+	req, err := http.NewRequestWithContext(httptrace.WithClientTrace(context.Background(), trace), http.MethodGet, url, nil)
 	if err != nil {
 		return 0, cell, err
 	}
@@ -195,6 +218,9 @@ func (c *client) attempt(tried *int, reused *bool) (status int, cell netip.Addr,
 	}
 	if len(body) == 0 {
 		return 0, cell, errors.New("an empty answer")
+	}
+	if !strings.Contains(string(body), tag) {
+		return 0, cell, fmt.Errorf("%w: asked with %s, answered %.300s", ErrMixed, tag, body)
 	}
 	return res.StatusCode, cell, nil
 }

@@ -1,0 +1,335 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cellgate/cellgate/test/load"
+)
+
+// watch holds the invariants against the world until ctx ends.
+type watch struct {
+	w       *world
+	l       *ledger
+	docs    *library
+	plain   *http.Client
+	limit   int // a cell's hard maximum, requests per second
+	routers []process
+
+	mu     sync.Mutex
+	killed map[string][]time.Time // process name → when it was killed
+	away   map[string]time.Time   // router → until when it may be silent
+	counts map[netip.Addr]map[int64]int
+
+	probes, answers, plans int // what was checked
+}
+
+func newWatch(w *world, l *ledger, docs *library, limit int) *watch {
+	c := &watch{w: w, l: l, docs: docs, limit: limit, killed: map[string][]time.Time{}, away: map[string]time.Time{}, counts: map[netip.Addr]map[int64]int{},
+		plain: &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}}
+	all, _ := w.processes()
+	for _, p := range all {
+		if p.Role == "globalrouter" {
+			c.routers = append(c.routers, p)
+		}
+	}
+	return c
+}
+
+func (c *watch) run(ctx context.Context) {
+	var wg sync.WaitGroup
+	for every, check := range map[time.Duration]func(context.Context){
+		150 * time.Millisecond: c.names(), 500 * time.Millisecond: c.planOrder(), 5 * time.Second: c.versions(),
+	} {
+		wg.Add(1)
+		go func() { defer wg.Done(); repeat(ctx, every, check) }()
+	}
+	for _, cell := range c.w.cells() {
+		for _, p := range cell.Proxies {
+			node := &nodeWatch{c: c, name: "proxy/" + p.ID, admin: p.Admin, at: netip.AddrPortFrom(p.Address, cell.HTTP)}
+			wg.Add(1)
+			go func() { defer wg.Done(); repeat(ctx, 1200*time.Millisecond, node.check) }()
+		}
+	}
+	wg.Wait()
+}
+
+func repeat(ctx context.Context, every time.Duration, check func(context.Context)) {
+	t := time.NewTicker(every)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+			check(ctx)
+		}
+	}
+}
+
+// hit is told of every process that is about to die, hang or stop, and for how long at most it is away.
+func (c *watch) hit(name string, away time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := time.Now()
+	c.killed[name] = append(c.killed[name], now)
+	if until := now.Add(away); until.After(c.away[name]) {
+		c.away[name] = until
+	}
+}
+
+// hits is how often a process was hit lately.
+func (c *watch) hits(name string, lately time.Duration) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := 0
+	for _, at := range c.killed[name] {
+		if time.Since(at) < lately {
+			n++
+		}
+	}
+	return n
+}
+
+func (c *watch) isAway(name string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return time.Now().Before(c.away[name])
+}
+
+// request counts what a cell gets.
+func (c *watch) request(q load.Request) {
+	if !q.Cell.IsValid() {
+		return
+	}
+	const window = 5
+	second := q.Start.Unix()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	per := c.counts[q.Cell]
+	if per == nil {
+		per = map[int64]int{}
+		c.counts[q.Cell] = per
+	}
+	per[second]++
+	sum := 0
+	for s := range per {
+		if s < second-60 {
+			delete(per, s)
+		} else if s > second-window && s <= second {
+			sum += per[s]
+		}
+	}
+	if sum == c.limit*window+1 {
+		go c.l.fail("cell %s got more than its hard maximum of %d requests per second for %d s, while others had room", q.Cell, c.limit, window)
+	}
+}
+
+// names: every steered name always has an address, and it is a cell's.
+func (c *watch) names() func(context.Context) {
+	var cells []netip.Addr
+	for _, x := range c.w.cells() {
+		cells = append(cells, x.Address)
+	}
+	hosts := []string{c.w.Host, "acme.gw.test", "globex.gw.test"}
+	turn := 0
+	return func(ctx context.Context) {
+		turn++
+		i := turn % len(c.routers)
+		name, server, host := c.routers[i].name(), c.w.DNS[i], hosts[rand.IntN(len(hosts))]
+		base := c.w.Regions[rand.IntN(len(c.w.Regions))].Clients[0].Addr().As4()
+		client := netip.PrefixFrom(netip.AddrFrom4([4]byte{base[0], base[1], byte(rand.IntN(256)), 0}), 24)
+		lookup, cancel := context.WithTimeout(ctx, 4*time.Second)
+		addrs, _, err := load.Lookup(lookup, []string{server}, host, client)
+		cancel()
+		if ctx.Err() != nil || c.isAway(name) {
+			return
+		}
+		c.answers++
+		if err != nil {
+			c.l.fail("%s at %s for %s: %v", host, name, client, err)
+		}
+		for _, a := range addrs {
+			if !slices.Contains(cells, a) {
+				c.l.fail("%s at %s for %s: %s is no cell", host, name, client, a)
+			}
+		}
+	}
+}
+
+// order is what never goes back.
+type order struct{ epoch, number uint64 }
+
+func (o order) before(p order) bool {
+	return o.epoch < p.epoch || o.epoch == p.epoch && o.number < p.number
+}
+
+// planOrder: the plan that a router serves never gets older, whatever dies.
+func (c *watch) planOrder() func(context.Context) {
+	last := map[string]order{}
+	return func(context.Context) {
+		for _, r := range c.routers {
+			raw, err := c.w.admin(c.w.adminOf(r), "/plan")
+			if err != nil {
+				continue // it is away, or has just begun
+			}
+			var page struct {
+				Plan struct{ Epoch, Number uint64 } `json:"plan"`
+			}
+			if err := json.Unmarshal(raw, &page); err != nil {
+				c.l.fail("%s: /plan: %v", r.name(), err)
+				continue
+			}
+			now := order{page.Plan.Epoch, page.Plan.Number}
+			if was := last[r.name()]; now.before(was) || now.number < was.number {
+				c.l.fail("%s went back from plan %v to %v", r.name(), was, now)
+			}
+			last[r.name()] = now
+			c.plans++
+		}
+	}
+}
+
+// versions: a number that was given stands for one content for ever.
+func (c *watch) versions() func(context.Context) {
+	sums, newest := map[uint64]string{}, uint64(0)
+	return func(context.Context) {
+		out, code := c.w.regionctl("versions", "-o", "json")
+		var list []struct {
+			Number   uint64 `json:"number"`
+			Checksum string `json:"checksum"`
+			Created  string `json:"created"`
+		}
+		if code != 0 || json.Unmarshal([]byte(out), &list) != nil {
+			return
+		}
+		most := uint64(0)
+		for _, v := range list {
+			most = max(most, v.Number)
+			if was, ok := sums[v.Number]; ok && was != v.Checksum+v.Created {
+				c.l.fail("version %d was %s and is %s", v.Number, was, v.Checksum+v.Created)
+			}
+			sums[v.Number] = v.Checksum + v.Created
+		}
+		if most < newest {
+			c.l.fail("the newest version was %d and is %d", newest, most)
+		}
+		newest = max(newest, most)
+	}
+}
+
+// nodeWatch follows one proxy.
+type nodeWatch struct {
+	c      *watch
+	name   string
+	admin  string
+	at     netip.AddrPort
+	target order
+	served uint64
+}
+
+type nodePage struct {
+	Version   uint64 `json:"version"`
+	Checksum  string `json:"checksum"`
+	Epoch     uint64 `json:"target_epoch"`
+	Number    uint64 `json:"target_number"`
+	Evacuated bool   `json:"cell_evacuated"`
+}
+
+func (n *nodeWatch) page() (p nodePage, ok bool) {
+	raw, err := n.c.w.admin(n.admin, "/config")
+	return p, err == nil && json.Unmarshal(raw, &p) == nil && p.Version > 0
+}
+
+// check: what the node applies never goes back, and it answers by the rules of the version that it says it serves.
+func (n *nodeWatch) check(ctx context.Context) {
+	before, ok := n.page()
+	if !ok {
+		return
+	}
+	if target := (order{before.Epoch, before.Number}); target != (order{}) {
+		if target.before(n.target) {
+			n.c.l.fail("%s went back from target %v to %v", n.name, n.target, target)
+		}
+		n.target = target
+	}
+	// Two crashes within 10 s of an activation bring the previous version back: that is the poison rule.
+	if before.Version < n.served && n.c.hits(n.name, time.Minute) < 2 {
+		n.c.l.fail("%s went back from version %d to %d", n.name, n.served, before.Version)
+	}
+	n.served = before.Version
+	g := n.c.docs.of(before.Checksum)
+	if g == nil || before.Evacuated {
+		return // the world's first version, or a cell whose requests are answered elsewhere
+	}
+	own, _ := n.ask(ctx, g.path())
+	which, body := n.ask(ctx, "/v1/soak/which")
+	wrong := 404
+	other := n.c.docs.other(g)
+	if other != nil {
+		wrong, _ = n.ask(ctx, other.path())
+	}
+	after, ok := n.page()
+	if !ok || after.Version != before.Version || after.Checksum != before.Checksum || after.Evacuated {
+		return
+	}
+	n.c.probes++
+	if own == 404 {
+		n.c.l.fail("%s serves version %d (generation %d) and does not know its route", n.name, before.Version, g.number)
+	}
+	if wrong == 200 {
+		n.c.l.fail("%s serves version %d (generation %d) and answers by a route of generation %d", n.name, before.Version, g.number, other.number)
+	}
+	if which == 404 || which == 200 && !strings.Contains(body, `"backend":"`+g.upstream()) {
+		n.c.l.fail("%s serves version %d (generation %d): /v1/soak/which should go to %s: %d %.200s", n.name, before.Version, g.number, g.upstream(), which, body)
+	}
+}
+
+// ask asks the node itself; status 0 = no answer.
+func (n *nodeWatch) ask(ctx context.Context, path string) (int, string) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+n.at.String()+path, nil)
+	if err != nil {
+		return 0, ""
+	}
+	req.Host = n.c.w.Host
+	res, err := n.c.plain.Do(req)
+	if err != nil {
+		return 0, ""
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(res.Body, 1<<20))
+	if err != nil {
+		return 0, ""
+	}
+	return res.StatusCode, string(body)
+}
+
+// logs says what no log may hold.
+func logs(dir string) []string {
+	var found []string
+	files, _ := filepath.Glob(filepath.Join(dir, "logs", "*"))
+	for _, f := range files {
+		raw, err := os.ReadFile(f)
+		if err != nil {
+			continue
+		}
+		for _, word := range []string{"panic: ", "panic on a connection", "DATA RACE", "fatal error: ", "unexpected signal"} {
+			if i := bytes.Index(raw, []byte(word)); i >= 0 {
+				found = append(found, fmt.Sprintf("%s: %s", filepath.Base(f), raw[i:min(len(raw), i+1500)]))
+			}
+		}
+	}
+	return found
+}
