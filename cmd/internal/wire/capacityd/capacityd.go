@@ -9,6 +9,7 @@ import (
 	"log/slog"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cellgate/cellgate/capacity/planner"
@@ -60,7 +61,7 @@ func serve(ctx context.Context, file string, log *slog.Logger) error {
 	defer history.Close()
 	plan := planner.New(planner.Options{Read: api.Read, History: history, Log: log})
 	metrics := prometheus.NewRegistry()
-	metrics.MustRegister(plan.Collector())
+	metrics.MustRegister(plan.Collector(), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	adm, err := admin.Listen(admin.Options{
 		Addr: boot.Admin, CertFile: boot.AdminCert, KeyFile: boot.AdminKey, TokenHash: boot.AdminTokenHash,
 		Signer: signer, Roots: roots, Ready: plan.Ready, Gatherer: metrics, Pages: plan.Pages(), Log: log,

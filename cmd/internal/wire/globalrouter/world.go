@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cellgate/cellgate/cmd/internal/admin"
@@ -77,7 +78,7 @@ func inWorld(ctx context.Context, file string, log *slog.Logger) error {
 		Polled:  func(d *nodeapi.Down) { in.receive(d, "poll") },
 	})
 	metrics := prometheus.NewRegistry()
-	metrics.MustRegister(globalrouter.Collector{Server: server, Outlook: outlook, Now: time.Now})
+	metrics.MustRegister(globalrouter.Collector{Server: server, Outlook: outlook, Now: time.Now}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	adm, err := admin.Listen(admin.Options{
 		Addr: boot.Admin, CertFile: boot.AdminCert, KeyFile: boot.AdminKey, TokenHash: boot.AdminTokenHash,
 		Signer: signer, Roots: roots, Gatherer: metrics, Log: log,

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cellgate/cellgate/cells"
@@ -71,7 +72,7 @@ func serve(ctx context.Context, file string, log *slog.Logger) error {
 		Receive: func(d *nodeapi.Down) { receive(d, prober, roots, log) },
 	})
 	metrics := prometheus.NewRegistry()
-	metrics.MustRegister(prober.Collector())
+	metrics.MustRegister(prober.Collector(), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	adm, err := admin.Listen(admin.Options{
 		Addr: boot.Admin, CertFile: boot.AdminCert, KeyFile: boot.AdminKey, TokenHash: boot.AdminTokenHash,
 		Signer: signer, Roots: roots, Gatherer: metrics, Log: log,
