@@ -274,11 +274,9 @@ func (h *chaos) publish(bad string) {
 		h.l.fail("generation %d was refused: %s", g.number, out)
 	}
 	h.rolloutEnds(fmt.Sprintf("of generation %d", g.number))
-	if s, err := h.w.status(); err == nil && bad != "" && s.settled() && s.Rollout != nil && s.Rollout.State == "live" {
-		if live := h.live(s); live != nil && live.bad != "" {
-			h.l.fail("generation %d went live everywhere although it is bad: %s", live.number, live.bad)
-			h.rollBack(0)
-		}
+	if s, err := h.w.status(); err == nil && bad != "" && s.settled() && h.live(s) == g {
+		h.l.fail("generation %d went live everywhere although it is bad: %s", g.number, g.bad)
+		h.rollBack(0)
 	}
 }
 

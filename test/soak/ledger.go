@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cellgate/cellgate/test/load"
+	"github.com/cellgate/cellgate/internal/load"
 )
 
 // ledger keeps what was done to the world, what may therefore fail, and what failed for no reason.

@@ -21,7 +21,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/cellgate/cellgate/test/load"
+	"github.com/cellgate/cellgate/internal/load"
 )
 
 const (

@@ -16,7 +16,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cellgate/cellgate/test/load"
+	"github.com/cellgate/cellgate/internal/load"
 )
 
 // watch holds the invariants against the world until ctx ends.
