@@ -1,6 +1,7 @@
 package regionctl
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -178,22 +179,20 @@ type denialTerms struct {
 // the store answers; an error that is no *Fault says that it didn't. With terms, the bound holds over concurrent operators:
 // their additions in one region are put one after the other.
 func (c *Controller) keepDenials(ctx context.Context, entries []denylist.Entry, terms *denialTerms) error {
+	if terms == nil {
+		c.ledger.add(nil, entries, c.opt.Now())
+		return nil // keepOrders stores what other regions tell
+	}
 	c.ordering.Lock()
 	defer c.ordering.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, storePatience)
 	defer cancel()
 	var conds []store.Cond
-	var ops []store.Op
-	if terms != nil {
-		if err := c.roomInStore(ctx, terms, &conds); err != nil && !unanswered(err) {
-			return err
-		}
-		ops = append(ops, store.Put(store.KeyDenyGuard, []byte(`{"form":1}`)), c.audit(terms.audit))
+	if err := c.roomInStore(ctx, terms, &conds); err != nil && !unanswered(err) {
+		return err
 	}
 	c.ledger.add(nil, entries, c.opt.Now())
-	if terms == nil {
-		return nil // keepOrders stores what other regions tell
-	}
+	ops := []store.Op{store.Put(store.KeyDenyGuard, []byte(`{"form":1}`)), c.audit(terms.audit)}
 	for _, e := range entries {
 		ops = append(ops, store.Put(store.KeyDenied(e.Name()), encode(e)))
 	}
@@ -211,6 +210,9 @@ var errStoreAway = errors.New("regionctl: the region's store does not answer")
 
 // roomInStore checks the bound over what the region's store holds, and gives the condition that it still does.
 func (c *Controller) roomInStore(ctx context.Context, terms *denialTerms, conds *[]store.Cond) error {
+	if c.regionalSeen.lost.Load() {
+		return cmp.Or(terms.check(), errStoreAway)
+	}
 	guard, err := c.opt.Regional.Get(ctx, store.KeyDenyGuard)
 	if err == nil {
 		c.copied.see(ctx, guard.Modified)

@@ -102,11 +102,11 @@ func (a *Authenticator) token(c *proxy.Credentials, id *proxy.Identity, now time
 	if c.Fresh = !known; !known {
 		r = a.verify(c, v, keys, string(token), now)
 	}
-	if a.shutOut(r.Identity) {
-		return reason.Denied, nil
-	}
 	if r.Identity != nil {
 		id.User, id.Consumer, id.Issuer = r.Identity.Subject, r.Identity.Consumer, r.Identity.Issuer
+	}
+	if a.shutOut(r.Identity) {
+		return reason.Denied, nil
 	}
 	if r.UnknownKey {
 		return r.Reason, a.keys.Refetch(c.Policy.JWT.JWKS)
