@@ -10,6 +10,7 @@ import (
 // canary that is alone and has no past of its own is compared with; nil = nothing was.
 func Start(before *State, rounds []*Round, sides Sides, bake, window time.Duration) *State {
 	s := &State{Window: window, Bake: max(1, int(bake/window)), Alone: len(sides.Rest) == 0, Slow: make([]decayed, firstNamed)}
+	rounds = since(rounds, sides.Canary)
 	if before != nil && before.Last != nil {
 		before = before.Last
 	}

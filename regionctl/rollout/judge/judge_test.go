@@ -162,6 +162,22 @@ func TestACanaryThatWasAlwaysWorseIsNotBlamed(t *testing.T) {
 	}
 }
 
+func TestWhatABadVersionDidBeforeIsNotTheCanarysPast(t *testing.T) {
+	for served, blamed := range map[uint64]bool{1: false, 2: true} {
+		f := fault(func(node, t int) bool { return node == 0 && (t > 10 && t <= 35 || t > 40) }, report.Counts{Upstream: 8})
+		s := newCell(8, func(node, t int) report.Node {
+			n := f(node, t)
+			if n.Snapshot.Served = 1; node == 0 && t > 10 && t <= 35 {
+				n.Snapshot.Served = served
+			}
+			return n
+		}).bake(40, 30)
+		if (s.Worse != "") != blamed {
+			t.Errorf("version %d failed before: %q", served, s.Worse)
+		}
+	}
+}
+
 func TestTheHeaviestClientIsSetAsideUnlessItIsTheTraffic(t *testing.T) {
 	for _, c := range []struct {
 		requests uint64

@@ -42,9 +42,28 @@ func (r *Round) Began(nodes []cells.NodeID) time.Time {
 	return first
 }
 
+// since are the last of the rounds in which the nodes ran what they run at the end: what an earlier version did is not their past.
+func since(rounds []*Round, nodes []cells.NodeID) []*Round {
+	served := map[cells.NodeID]uint64{}
+	for i := len(rounds) - 1; i >= 0; i-- {
+		for _, id := range nodes {
+			u := rounds[i].units[id]
+			if u == nil {
+				continue
+			}
+			if v, known := served[id]; known && v != u.served {
+				return rounds[i+1:]
+			}
+			served[id] = u.served
+		}
+	}
+	return rounds
+}
+
 // unit is one node's part of a round.
 type unit struct {
 	from     time.Time // beginning of its first window
+	served   uint64    // the version that it ran at the end
 	requests float64
 	services []part
 	hosts    []part
@@ -141,6 +160,7 @@ func (r *Round) add(n report.Node, at time.Time) {
 	for c, k := range byCause(rest) {
 		u.loose.k[c] += float32(min(k, n.Counts.Requests))
 	}
+	u.served = n.Snapshot.Served
 	u.cpu += max(n.CPU, 0)
 	u.rss = max(n.RSS, 0)
 	r.parts += len(u.services) + len(u.hosts) - before
