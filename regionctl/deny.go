@@ -125,6 +125,7 @@ func (c *Controller) parseDenial(r *call, req DenyRequest) (denylist.Entry, erro
 
 // deny takes the entry into this region and tells the others.
 func (c *Controller) deny(r *call, req DenyRequest, e denylist.Entry, verb string) (any, error) {
+	e.At = c.ledger.after(e)
 	answer := Denied{Entry: e, DryRun: req.DryRun}
 	check := func() error {
 		if e.Removed {

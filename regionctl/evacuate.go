@@ -29,6 +29,8 @@ type orders struct {
 	all   map[cells.CellID]cells.Evacuation
 	at    map[cells.CellID]cells.Evacuation // as the global store has them
 	guard store.Entry
+	// newest is the start of each cell's newest order, which may be ahead of the clock here.
+	newest map[cells.CellID]time.Time
 }
 
 func (c *Controller) orders(ctx context.Context) (*orders, error) {
@@ -40,7 +42,7 @@ func (c *Controller) orders(ctx context.Context) (*orders, error) {
 	if err != nil {
 		return nil, fmt.Errorf("regionctl: read the evacuations: %w", err)
 	}
-	o := &orders{all: map[cells.CellID]cells.Evacuation{}, at: map[cells.CellID]cells.Evacuation{}, guard: store.Entry{Key: store.KeyGuard, Modified: guard.Modified}}
+	o := &orders{all: map[cells.CellID]cells.Evacuation{}, at: map[cells.CellID]cells.Evacuation{}, newest: map[cells.CellID]time.Time{}, guard: store.Entry{Key: store.KeyGuard, Modified: guard.Modified}}
 	var stored []cells.Evacuation
 	for _, e := range entries {
 		var ev cells.Evacuation
@@ -58,6 +60,11 @@ func (c *Controller) orders(ctx context.Context) (*orders, error) {
 func (o *orders) see(known []cells.Evacuation, now time.Time) {
 	for _, ev := range cells.Strictest(known, now) {
 		o.all[ev.Cell] = ev
+	}
+	for _, ev := range known {
+		if ev.Started.After(o.newest[ev.Cell]) {
+			o.newest[ev.Cell] = ev.Started
+		}
 	}
 }
 
@@ -305,6 +312,9 @@ func (c *Controller) restoration(o *orders, req RestoreRequest, ids []cells.Cell
 		switch {
 		case ev.Standing(now):
 			ev.Restored = now
+			if o.newest[id].After(now) { // ordered where clocks are ahead: a restoration ends what started before it
+				ev.Restored = o.newest[id]
+			}
 			answer.Orders = append(answer.Orders, ev)
 		case ev.Cell != "" && ev.State(now, c.opt.Ramp) == cells.Restoring:
 			before = append(before, ev)

@@ -106,6 +106,17 @@ func needed(orders []cells.Evacuation, now time.Time) []cells.Evacuation {
 	return out
 }
 
+// after gives the moment of a new word about what e names: now, or just after the last word when that came from a place
+// whose clock is ahead.
+func (l *ledger) after(e denylist.Entry) time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if old, ok := l.denied[e.Name()]; ok && !e.At.After(old.At) {
+		return old.At.Add(time.Millisecond)
+	}
+	return e.At
+}
+
 // change is the number of the last change.
 func (l *ledger) change() uint64 {
 	l.mu.Lock()

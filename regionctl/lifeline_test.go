@@ -271,6 +271,31 @@ func TestTwoOperatorsCannotEmptyTheWorldThroughTheRegions(t *testing.T) {
 	}
 }
 
+// A region's clock may be ahead of the one where the order is ended.
+func TestOrdersOfAClockThatIsAheadCanBeEnded(t *testing.T) {
+	w := quiet(t)
+	c, ahead := w.regions["eu-west"].c, time.Now().UTC().Add(30*time.Second)
+	c.ledger.add([]cells.Evacuation{{Form: 1, Cell: "eu-west/a", Reason: "x", Started: ahead, Expires: ahead.Add(time.Hour)}},
+		[]denylist.Entry{{Kind: denylist.User, ID: "ann", Reason: "x", At: ahead, Expires: ahead.Add(time.Hour)}}, time.Now())
+	if code, f := w.ask("eu-west", "POST", "/v1/restorations", RestoreRequest{What: "eu-west/a"}, nil); code != 200 {
+		t.Fatal(f)
+	}
+	if code, f := w.ask("eu-west", "POST", "/v1/denials:remove", DenyRequest{Kind: "user", ID: "ann", Reason: "x"}, nil); code != 200 {
+		t.Fatal(f)
+	}
+	for _, e := range c.evacuations() {
+		if e.Standing(time.Now()) {
+			t.Errorf("it stands still: %+v", e)
+		}
+	}
+	if n := c.ledger.size(time.Now()); n != 0 {
+		t.Errorf("%d denials are left", n)
+	}
+	if code, f := w.ask("eu-west", "POST", "/v1/denials", DenyRequest{Kind: "user", ID: "ann", Reason: "again"}, nil); code != 200 || c.ledger.size(time.Now()) != 1 {
+		t.Errorf("denied again: %v, %d denials", f, c.ledger.size(time.Now()))
+	}
+}
+
 // history records what concurrent operators asked and were answered.
 type history struct {
 	mu    sync.Mutex
@@ -435,6 +460,7 @@ func TestDenialsThatCannotBeAreRefused(t *testing.T) {
 }
 
 func TestAFullDenylistRefusesAndAlarmsBeforeThat(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	var log strings.Builder
 	var mu sync.Mutex

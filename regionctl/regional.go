@@ -187,7 +187,7 @@ func (c *Controller) judgeRegional(stored, orders []cells.Evacuation) error {
 
 // known is everything that this controller knows of evacuations without asking the global store.
 func (c *Controller) knownOrders(stored []cells.Evacuation) *orders {
-	o := &orders{all: map[cells.CellID]cells.Evacuation{}}
+	o := &orders{all: map[cells.CellID]cells.Evacuation{}, newest: map[cells.CellID]time.Time{}}
 	o.see(cells.Unite(c.evacuations(), stored, c.ledger.evacuations()), c.opt.Now())
 	return o
 }
