@@ -25,9 +25,9 @@ func cutOff(t *testing.T) *world {
 	}
 	w.startAll()
 	w.planned(5 * time.Second)
-	w.eventually("every controller has seen its stores", 5*time.Second, func() bool {
+	w.eventually("every controller has seen its stores and processes", 5*time.Second, func() bool {
 		for _, r := range w.regions {
-			if !r.c.intent.ready() || !r.c.copied.ready() {
+			if !r.c.intent.ready() || !r.c.copied.ready() || len(r.c.nodes.Attached()) < 5 { // four nodes and a prober
 				return false
 			}
 		}
