@@ -664,6 +664,7 @@ type Rollup struct {
 	Reports       [][]byte               `protobuf:"bytes,2,rep,name=reports,proto3" json:"reports,omitempty"` // the latest report.EncodeNode of each node, newest window only
 	Probes        []byte                 `protobuf:"bytes,3,opt,name=probes,proto3" json:"probes,omitempty"`   // the latest report.EncodeProbes of the region's prober
 	Leader        bool                   `protobuf:"varint,4,opt,name=leader,proto3" json:"leader,omitempty"`
+	Seen          []byte                 `protobuf:"bytes,5,opt,name=seen,proto3" json:"seen,omitempty"` // what the controller knows to have been published, JSON; absent = as told before
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -724,6 +725,13 @@ func (x *Rollup) GetLeader() bool {
 		return x.Leader
 	}
 	return false
+}
+
+func (x *Rollup) GetSeen() []byte {
+	if x != nil {
+		return x.Seen
+	}
+	return nil
 }
 
 // RegionalOrders are signed by the controller that sends them. They are merged with what the receiver knows.
@@ -882,12 +890,13 @@ const file_nodeapi_proto_rawDesc = "" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x12\n" +
 	"\x04data\x18\x02 \x01(\fR\x04data\x12\x12\n" +
 	"\x04last\x18\x03 \x01(\bR\x04last\"\x10\n" +
-	"\x0eRollupsRequest\"j\n" +
+	"\x0eRollupsRequest\"~\n" +
 	"\x06Rollup\x12\x16\n" +
 	"\x06region\x18\x01 \x01(\tR\x06region\x12\x18\n" +
 	"\areports\x18\x02 \x03(\fR\areports\x12\x16\n" +
 	"\x06probes\x18\x03 \x01(\fR\x06probes\x12\x16\n" +
-	"\x06leader\x18\x04 \x01(\bR\x06leader\"\x9e\x01\n" +
+	"\x06leader\x18\x04 \x01(\bR\x06leader\x12\x12\n" +
+	"\x04seen\x18\x05 \x01(\fR\x04seen\"\x9e\x01\n" +
 	"\x0eRegionalOrders\x129\n" +
 	"\toverrides\x18\x01 \x01(\v2\x1b.cellgate.nodeapi.v1.SignedR\toverrides\x127\n" +
 	"\bdenylist\x18\x02 \x01(\v2\x1b.cellgate.nodeapi.v1.SignedR\bdenylist\x12\x18\n" +

@@ -60,6 +60,7 @@ func (c *Controller) routes() http.Handler {
 		"GET /v1/dns/explain":             c.getDNSExplain,
 		"GET /v1/capacity/headroom":       c.getHeadroom,
 		"GET /v1/audit":                   c.getAudit,
+		"POST /v1/recovery":               c.postRecovery,
 	} {
 		mux.Handle(pattern, c.authenticated(h))
 	}

@@ -90,6 +90,7 @@ type Controller struct {
 	leading                  atomic.Bool
 	globalSeen, regionalSeen reach
 	space                    space
+	lineage                  lineage
 	publishing               chan struct{} // bounds publications compiled at once
 	started                  time.Time
 }
@@ -115,7 +116,7 @@ func New(o Options) (*Controller, error) {
 	}
 	c.nodes = fleet.NewServer(fleet.Config{
 		World: o.World, Region: o.Region, Board: c.board, Evidence: c.evidence, Blobs: c.blob,
-		Leader: c.leading.Load, Identify: identify, Now: o.Now, Log: o.Log, Orders: c.hearOrders,
+		Leader: c.leading.Load, Identify: identify, Seen: c.tellSeen, Now: o.Now, Log: o.Log, Orders: c.hearOrders,
 	})
 	var err error
 	c.couriers, err = couriersOf(o)
@@ -137,6 +138,7 @@ func (c *Controller) Run(ctx context.Context) error {
 		func(ctx context.Context) error { return c.copied.run(ctx, c.opt.Regional) },
 		c.watchReach,
 		c.watchSpace,
+		c.watchLineage,
 		c.replicateTargets,
 		c.replicatePlan,
 		c.runLifeline,

@@ -41,10 +41,11 @@ func (c *Controller) campaign(ctx context.Context) error {
 	candidacy := store.Candidacy{
 		Key: store.KeyLeader, TTL: leaseTTL,
 		Value:  encode(leaderRecord{Form: recordForm, ID: c.opt.ID, Region: c.opt.Region}),
+		Base:   c.epochBase,
 		Failed: func(err error) { c.log.Warn("not leading", "err", err) },
 	}
 	return store.Campaign(ctx, c.opt.Global, candidacy, func(ctx context.Context, t *store.Term) error {
-		c.intent.see(ctx, store.Revision(t.Epoch))
+		c.intent.see(ctx, t.Fence().Modified)
 		return (&term{Controller: c, Term: t}).lead(ctx)
 	})
 }
@@ -74,11 +75,28 @@ func (t *term) lead(ctx context.Context) error {
 		t.log.Info("no longer leading", "epoch", t.Epoch)
 	}()
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return t.every(ctx, t.opt.Beat, "rollout", t.stepRollout) })
+	t.awaitCopy(ctx)
+	g.Go(func() error { return t.watchOffice(ctx) })
+	g.Go(func() error { return t.every(ctx, t.opt.Beat, "rollout", t.unlessBehind(t.stepRollout)) })
 	g.Go(func() error { return t.steer(ctx) })
-	g.Go(func() error { return t.every(ctx, t.opt.Beat, "evacuations", t.tendEvacuations) })
-	g.Go(func() error { return t.every(ctx, time.Minute, "housekeeping", t.trimHistory) })
+	g.Go(func() error { return t.every(ctx, t.opt.Beat, "evacuations", t.unlessBehind(t.tendEvacuations)) })
+	g.Go(func() error { return t.every(ctx, time.Minute, "housekeeping", t.unlessBehind(t.trimHistory)) })
 	return g.Wait()
+}
+
+// watchOffice ends the term when the mirror no longer shows its key, also when the term has nothing to write.
+func (t *term) watchOffice(ctx context.Context) error {
+	for {
+		changed := t.intent.next()
+		if e, ok := t.intent.get(store.KeyLeader); !ok || e.Modified != t.Fence().Modified {
+			return errDeposed
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		}
+	}
 }
 
 // every does one thing at an interval, and when the intent changes, until ctx ends or the office is lost. An error is

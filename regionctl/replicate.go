@@ -63,8 +63,8 @@ func (c *Controller) onChange(ctx context.Context, what string, do func(context.
 
 // copyPlan brings plan and evacuations in the region's store up to what the mirrored global one says.
 func (c *Controller) copyPlan(ctx context.Context) error {
-	if !c.intent.ready() || !c.copied.ready() {
-		return nil
+	if !c.intent.ready() || !c.copied.ready() || c.behind() {
+		return nil // what a store that went back says replaces nothing
 	}
 	if e, ok := c.intent.get(store.KeyPlan); ok {
 		if err := c.copyValue(ctx, store.KeyCopyPlan, e.Value, planOrder); err != nil {
@@ -95,15 +95,18 @@ func (c *Controller) copyTarget(ctx context.Context) error {
 	if target.Region != c.opt.Region {
 		return fmt.Errorf("regionctl: the target at this region's place is for %q", target.Region)
 	}
-	for _, v := range versionsOf(target) {
-		if err := c.copyVersion(ctx, v); err != nil {
-			return fmt.Errorf("regionctl: copy version %d: %w", v.Number, err)
-		}
-	}
 	var before *rollout.Target
 	if have, ok := c.copied.get(store.KeyCopyTarget); ok {
 		if before, err = c.target(have.Value); err != nil {
 			before = nil // unreadable: nothing of it is needed
+		}
+	}
+	if before != nil && target.Head != 0 && target.Head < before.Head {
+		return fmt.Errorf("regionctl: the target knows versions up to %d, the region's copy up to %d: the global store went back", target.Head, before.Head)
+	}
+	for _, v := range versionsOf(target) {
+		if err := c.copyVersion(ctx, v); err != nil {
+			return fmt.Errorf("regionctl: copy version %d: %w", v.Number, err)
 		}
 	}
 	if err := c.copyValue(ctx, store.KeyCopyTarget, envelope, targetOrder); err != nil {
@@ -241,7 +244,7 @@ func (c *Controller) postPlan() error {
 		key string
 	}{{c.copied, store.KeyCopyPlan}, {c.intent, store.KeyPlan}} {
 		e, ok := from.m.get(from.key)
-		if !ok {
+		if !ok || from.m == c.intent && c.behind() {
 			continue
 		}
 		m, err := planOrder(c, e.Value)
@@ -291,6 +294,9 @@ func (c *Controller) postSigned(kind fleet.Kind, envelopeKind string, v any, pos
 
 // postForeign shows the targets of the other regions, for their nodes that attach here while their own controller is away.
 func (c *Controller) postForeign() error {
+	if c.behind() {
+		return nil
+	}
 	for _, r := range c.opt.Topology.Regions {
 		e, ok := c.intent.get(store.KeyTarget(r.ID))
 		if !ok || r.ID == c.opt.Region {

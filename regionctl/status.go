@@ -55,6 +55,9 @@ func (c *Controller) warnings(regions []RegionStatus) []string {
 		out = append(out, fmt.Sprintf("the store of region %s does not answer: its nodes are served from memory", c.opt.Region))
 	}
 	out = append(out, c.spaceWarnings()...)
+	if why := c.lineage.told(); why != "" {
+		out = append(out, why)
+	}
 	for _, r := range regions {
 		if !r.Heard {
 			out = append(out, fmt.Sprintf("the controller of region %s is not heard: of its nodes only those that report elsewhere are seen", r.ID))

@@ -31,7 +31,7 @@ func (t *term) steer(ctx context.Context) error {
 	interval := min(5*time.Second, max(t.opt.TTL/4, 500*time.Millisecond))
 	var stepped, saved time.Time
 	var last uint64
-	return t.every(ctx, 200*time.Millisecond, "steering", func(ctx context.Context) error {
+	return t.every(ctx, 200*time.Millisecond, "steering", t.unlessBehind(func(ctx context.Context) error {
 		now := t.opt.Now()
 		in, err := t.steerInputs(ctx, t.Epoch, now)
 		if err != nil {
@@ -50,7 +50,7 @@ func (t *term) steer(ctx context.Context) error {
 			saved = now
 		}
 		return nil
-	})
+	}))
 }
 
 // trigger changes when a step should not wait for its turn.

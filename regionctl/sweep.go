@@ -13,11 +13,11 @@ import (
 // keepVersions is how many versions stay; the older ones can no longer be shown or rolled back to.
 const keepVersions = 1000
 
-// sweepRecord says that the leader of the epoch is deleting blobs. It deletes under its fence, so a record of a leader
+// sweepRecord says that the leader whose key has the revision is deleting blobs. It deletes under its fence, so a record of a leader
 // that is no more means nothing.
 type sweepRecord struct {
 	Form  int    `json:"form"`
-	Epoch uint64 `json:"epoch"` // 0 = nobody is
+	Epoch uint64 `json:"epoch"` // the revision; 0 = nobody is
 }
 
 // errSweeping: blobs are being deleted, so what a publication finds in place may be gone when it commits.
@@ -60,7 +60,7 @@ func (t *term) sweep(ctx context.Context, keep int) error {
 		}
 	}
 	// Publications wait from here on, and what they committed before is in the mirror when this commit is.
-	if err := t.markSweep(ctx, t.Epoch); err != nil {
+	if err := t.markSweep(ctx, uint64(t.Fence().Modified)); err != nil {
 		return err
 	}
 	err = t.sweepBlobs(ctx)

@@ -21,6 +21,16 @@ const recordForm = 1
 type head struct {
 	Form   int    `json:"form"`
 	Number uint64 `json:"number"`
+	// Contents is the version whose contents are the newest that are left, where Number's were lost with a store; 0 = Number.
+	Contents uint64 `json:"contents,omitempty"`
+}
+
+// newest is the version that a publication follows.
+func (h head) newest() uint64 {
+	if h.Contents != 0 {
+		return h.Contents
+	}
+	return h.Number
 }
 
 // versionRecord is what is kept of each version beside its blobs.
@@ -56,9 +66,13 @@ const maxContest = 20
 // publish gives the content the next number. Two publishers never share one: the head is moved by compare-and-set.
 func (c *Controller) publish(ctx context.Context, p publication) (*versionRecord, error) {
 	for range maxContest {
-		h, at, err := load[head](ctx, c.opt.Global, store.KeyHead)
+		seen := c.published() // before the head is read: what is above that was lost, not overlooked
+		h, at, err := c.readHead(ctx)
 		if err != nil {
 			return nil, err
+		}
+		if seen.Head > h.Number {
+			return nil, wentBackFault(seen.Head, h.Number)
 		}
 		v, err := c.attempt(ctx, p, h, at)
 		for errors.Is(err, errSweeping) && sleep(ctx, 200*time.Millisecond) {
@@ -73,7 +87,7 @@ func (c *Controller) publish(ctx context.Context, p publication) (*versionRecord
 
 // attempt tries to take the number after h, which was read as at.
 func (c *Controller) attempt(ctx context.Context, p publication, h head, at store.Entry) (*versionRecord, error) {
-	old, oldRec, err := c.content(ctx, h.Number)
+	old, oldRec, err := c.content(ctx, h.newest())
 	if err != nil {
 		return nil, err
 	}
@@ -88,7 +102,7 @@ func (c *Controller) attempt(ctx context.Context, p publication, h head, at stor
 	if err != nil {
 		return nil, err
 	}
-	p.meta.Number, p.meta.Previous, p.meta.Created = h.Number+1, h.Number, c.opt.Now().UTC()
+	p.meta.Number, p.meta.Previous, p.meta.Created = h.Number+1, h.newest(), c.opt.Now().UTC()
 	p.audit.Before = string(oldRec.Manifest.Checksum)
 	snap, err := snapshot.Seal(cfg, p.meta)
 	if err != nil {
@@ -285,5 +299,15 @@ func (c *Controller) records() []versionRecord {
 // headNumber is the newest published number that this controller knows.
 func (c *Controller) headNumber() uint64 {
 	h, _, _ := read[head](c.intent, store.KeyHead)
-	return h.Number
+	return h.newest()
+}
+
+// firstAnswer is how long an order waits for the global store's first answer.
+const firstAnswer = 2 * time.Second
+
+// readHead asks for the head, and no longer than an operator waits for a clear answer.
+func (c *Controller) readHead(ctx context.Context) (head, store.Entry, error) {
+	short, cancel := context.WithTimeout(ctx, firstAnswer)
+	defer cancel()
+	return load[head](short, c.opt.Global, store.KeyHead)
 }

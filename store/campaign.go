@@ -10,7 +10,7 @@ import (
 
 // Term is one candidate's time in office.
 type Term struct {
-	// Epoch is the creation revision of the leader key: higher than that of every term before it.
+	// Epoch is the creation revision of the leader key, above the base: higher than that of every term before it.
 	Epoch uint64
 	store Store
 	fence Cond
@@ -32,6 +32,9 @@ type Candidacy struct {
 	TTL   time.Duration // how long a dead leader keeps its office at most
 	// Retry is how long to wait, with jitter, before standing again after a term or a failure; 0 is 300 ms.
 	Retry time.Duration
+	// Base gives what is added to the revision to make the epoch, read after the election; nil is 0. Whoever raises it ends
+	// the term by deleting the leader key in the same commit.
+	Base func(context.Context) (uint64, error)
 	// Failed is told what went wrong with a candidacy or a term; nil is nobody.
 	Failed func(error)
 }
@@ -110,5 +113,11 @@ func serve(ctx context.Context, s Store, c Candidacy, lead func(context.Context,
 		case <-ctx.Done():
 		}
 	}()
-	return lead(ctx, &Term{Epoch: uint64(rev), store: s, fence: Cond{Key: c.Key, Modified: rev}})
+	base := uint64(0)
+	if c.Base != nil {
+		if base, err = c.Base(ctx); err != nil {
+			return fmt.Errorf("store: candidacy: %w", err)
+		}
+	}
+	return lead(ctx, &Term{Epoch: base + uint64(rev), store: s, fence: Cond{Key: c.Key, Modified: rev}})
 }

@@ -13,6 +13,7 @@ import (
 const (
 	PrefixIntent      = "intent/"
 	KeyLeader         = PrefixIntent + "leader"   // who leads; its creation revision is the epoch
+	KeyEpochs         = PrefixIntent + "epochs"   // what is added to that revision since the store was restored
 	KeyHead           = PrefixIntent + "head"     // the last version number given out
 	PrefixVersions    = PrefixIntent + "version/" // KeyVersion
 	KeyRollout        = PrefixIntent + "rollout"  // rollout.State

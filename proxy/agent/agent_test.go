@@ -460,7 +460,7 @@ func TestTwoThousandSwapsLeaveHeapAndGoroutinesFlat(t *testing.T) { // CASES G47
 	}
 	swap := func(n int) {
 		for i := range n {
-			if err := a.bring(t.Context(), order{1, uint64(i)}, versions[i%2], 2, arrival{source: report.SourcePush, from: a.client}); err != nil {
+			if err := a.bring(t.Context(), order{1, uint64(i)}, 0, versions[i%2], 2, arrival{source: report.SourcePush, from: a.client}); err != nil {
 				t.Fatal(err)
 			}
 			a.promote()

@@ -100,7 +100,7 @@ func (a *Agent) adopt(ctx context.Context, from Copy, o offer) error {
 		return fmt.Errorf("the target does not speak of cell %s", a.opt.ID.Cell())
 	}
 	in := arrival{o.envelope, report.SourceCopy, from}
-	if err := a.bring(ctx, o.at, want, max(o.target.Share[a.opt.ID.Cell()], 1), in); err != nil {
+	if err := a.bring(ctx, o.at, o.target.Head, want, max(o.target.Share[a.opt.ID.Cell()], 1), in); err != nil {
 		return err
 	}
 	a.note(o.at, want.Number)

@@ -40,6 +40,8 @@ type state struct {
 	Epoch  uint64 `json:"epoch"` // (Epoch, Number) of the highest target that was applied
 	Number uint64 `json:"number"`
 	Share  int    `json:"share"`
+	// Head is the highest version number that a target told of.
+	Head uint64 `json:"head,omitempty"`
 	// Trial is the snapshot that has not yet served for long enough to be good.
 	Trial *trial `json:"trial,omitempty"`
 	// Good are the last good snapshots, newest first, at most keep.

@@ -38,13 +38,18 @@ func (a *Agent) target(ctx context.Context, in arrival) (again bool) {
 		a.log.Warn("target refused: it is older than the one applied", "epoch", t.Epoch, "number", t.Number)
 		return false
 	}
+	if t.Head != 0 && t.Head < a.shelf.state.Head {
+		a.log.Error("target refused: its store went back", "versions_up_to", t.Head, "seen_up_to", a.shelf.state.Head)
+		a.answer(at, 0, fmt.Errorf("the target knows versions up to %d, this node has seen %d: the global store went back", t.Head, a.shelf.state.Head))
+		return false
+	}
 	want, ok := t.For(a.opt.ID)
 	if !ok {
 		a.answer(at, 0, fmt.Errorf("the target does not speak of cell %s", a.opt.ID.Cell()))
 		return false
 	}
 	a.note(at, want.Number)
-	err = a.bring(ctx, at, want, max(t.Share[a.opt.ID.Cell()], 1), in)
+	err = a.bring(ctx, at, t.Head, want, max(t.Share[a.opt.ID.Cell()], 1), in)
 	if ctx.Err() != nil {
 		return false
 	}
@@ -97,7 +102,7 @@ func (a *Agent) answer(at order, version uint64, err error) {
 }
 
 // bring makes the version the one that is served. Two versions are the same only if their manifests' digests are.
-func (a *Agent) bring(ctx context.Context, at order, want rollout.Version, share int, in arrival) error {
+func (a *Agent) bring(ctx context.Context, at order, head uint64, want rollout.Version, share int, in arrival) error {
 	if want.Manifest == a.shelf.state.Poisoned && want.Manifest != "" {
 		return permanent{fmt.Errorf("version %d crashed this node %d times within %v of its activation", want.Number, maxTrials, a.opt.Probation)}
 	}
@@ -105,7 +110,7 @@ func (a *Agent) bring(ctx context.Context, at order, want rollout.Version, share
 		return permanent{errors.New(a.refused.why)}
 	}
 	if a.live != nil && want.Manifest == a.serving {
-		err := a.confirm(at, share)
+		err := a.confirm(at, head, share)
 		if err == nil {
 			a.keepTarget(in.envelope)
 		}
@@ -115,7 +120,7 @@ func (a *Agent) bring(ctx context.Context, at order, want rollout.Version, share
 	defer cancel()
 	next, err := a.prepare(ctx, want, in.from)
 	if err == nil {
-		err = a.activate(next, at, share, in.source)
+		err = a.activate(next, at, head, share, in.source)
 	}
 	if err == nil {
 		a.keepTarget(in.envelope)
@@ -129,15 +134,15 @@ func (a *Agent) bring(ctx context.Context, at order, want rollout.Version, share
 }
 
 // confirm notes that a newer target names what is served already.
-func (a *Agent) confirm(at order, share int) error {
+func (a *Agent) confirm(at order, head uint64, share int) error {
 	if share != a.shareNow() {
 		if err := a.opt.Apply(a.live, share); err != nil {
 			return fmt.Errorf("agent: apply: %w", err)
 		}
 	}
 	next := a.shelf.state
-	next.Epoch, next.Number, next.Share = at.epoch, at.number, share
-	if next.Epoch != a.shelf.state.Epoch || next.Number != a.shelf.state.Number || next.Share != a.shelf.state.Share {
+	next.Epoch, next.Number, next.Share, next.Head = at.epoch, at.number, share, max(next.Head, head)
+	if next.Head != a.shelf.state.Head || next.Epoch != a.shelf.state.Epoch || next.Number != a.shelf.state.Number || next.Share != a.shelf.state.Share {
 		if err := a.shelf.save(next); err != nil {
 			return err
 		}
@@ -250,9 +255,11 @@ func (a *Agent) compile(s *snapshot.Snapshot) (*program.Program, error) {
 }
 
 // activate names the snapshot on disk, then swaps. When the swap fails, the former state is named again.
-func (a *Agent) activate(next *prepared, at order, share int, from report.Source) error {
+func (a *Agent) activate(next *prepared, at order, head uint64, share int, from report.Source) error {
 	before := a.shelf.state
-	if err := a.shelf.save(before.accept(next.slot, at.epoch, at.number, share)); err != nil {
+	after := before.accept(next.slot, at.epoch, at.number, share)
+	after.Head = max(after.Head, head)
+	if err := a.shelf.save(after); err != nil {
 		return err
 	}
 	a.mu.Lock()

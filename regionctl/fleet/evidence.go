@@ -57,6 +57,8 @@ type Peer struct {
 	// Heard is when its last roll-up came; zero = never since this controller runs.
 	Heard  time.Time
 	Leader bool
+	// Seen is what the controller knows to have been published, as it says it; nil = not told yet.
+	Seen []byte
 }
 
 // Evidence holds the newest window of everything that reports. It is safe for concurrent use.
@@ -137,7 +139,11 @@ func (e *Evidence) hearPeer(region cells.RegionID, r *nodeapi.Rollup) error {
 		nodes[i] = n
 	}
 	e.mu.Lock()
-	e.peers[region] = Peer{Region: region, Heard: e.now(), Leader: r.Leader}
+	seen := r.Seen
+	if seen == nil {
+		seen = e.peers[region].Seen
+	}
+	e.peers[region] = Peer{Region: region, Heard: e.now(), Leader: r.Leader, Seen: seen}
 	e.mu.Unlock()
 	for i, n := range nodes {
 		e.hear(n, r.Reports[i], region)

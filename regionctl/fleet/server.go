@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -41,6 +42,8 @@ type Config struct {
 	Identify func(ctx context.Context) (trust.Identity, error)
 	Now      func() time.Time
 	Log      *slog.Logger
+	// Seen is what this controller knows to have been published, for its peers; nil tells nothing.
+	Seen func() []byte
 	// Orders takes what another region's controller ordered without the global store; nil refuses it.
 	Orders func(ctx context.Context, from trust.Identity, orders *nodeapi.RegionalOrders) (*nodeapi.OrdersReply, error)
 }
@@ -82,6 +85,19 @@ func (s *Server) Attached() []trust.Identity {
 		ids = append(ids, id)
 	}
 	return ids
+}
+
+// Epoch is the highest epoch that any attached process knew when it attached, as far as it is at most limit.
+func (s *Server) Epoch(limit uint64) uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	most := uint64(0)
+	for _, r := range s.sessions {
+		if r.epoch <= limit {
+			most = max(most, r.epoch)
+		}
+	}
+	return most
 }
 
 // caller is the peer's identity if it has one of the roles.
@@ -250,7 +266,7 @@ func (s *Server) Fetch(req *nodeapi.FetchRequest, stream nodeapi.Controller_Fetc
 		return nil // a client's proof that we live: it must neither wait for fetches nor depend on the role
 	}
 	ctx := stream.Context()
-	if _, err := s.caller(ctx, trust.RoleProxy); err != nil {
+	if _, err := s.caller(ctx, trust.RoleProxy, trust.RoleController); err != nil {
 		return err
 	}
 	if len(req.Digests) > maxDigests {
@@ -298,9 +314,15 @@ func (s *Server) Rollups(_ *nodeapi.RollupsRequest, stream nodeapi.Controller_Ro
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	sent := map[cells.RegionID]time.Time{}
+	var told []byte
 	for {
 		r := s.Evidence.rollup(sent)
 		r.Leader = s.Leader()
+		if s.Seen != nil {
+			if seen := s.Seen(); !bytes.Equal(seen, told) {
+				r.Seen, told = seen, seen
+			}
+		}
 		if err := stream.Send(r); err != nil {
 			return err
 		}

@@ -18,6 +18,8 @@ type session struct {
 	board *Board
 	kinds []Kind
 	wake  chan struct{}
+	// epoch is the highest that the process knew when it attached.
+	epoch uint64
 
 	mu          sync.Mutex
 	sent        [kinds]uint64 // stamp of the last message sent of each kind
@@ -40,7 +42,7 @@ func interests(role trust.Role) []Kind {
 }
 
 func newSession(id trust.Identity, hello *nodeapi.Hello, board *Board) *session {
-	s := &session{id: id, board: board, kinds: interests(id.Role)}
+	s := &session{id: id, board: board, kinds: interests(id.Role), epoch: max(hello.TargetEpoch, hello.PlanEpoch)}
 	s.skip(KindTarget, hello.TargetEpoch, hello.TargetNumber)
 	s.skip(KindPlan, hello.PlanEpoch, hello.PlanNumber)
 	return s

@@ -135,6 +135,9 @@ type State struct {
 	Resume Phase `json:"resume,omitempty"`
 	End    Phase `json:"end,omitempty"`
 
+	// Head is the highest number that was in use before a restore of the store: numbers go on above it.
+	Head uint64 `json:"head,omitempty"`
+
 	// Judge is the evidence of the bake; between two bakes that of the one before.
 	Judge *judge.State `json:"judge,omitempty"`
 	Log   []Decision   `json:"log,omitempty"`
@@ -181,6 +184,15 @@ func (c Config) defaults() Config {
 	set(&c.Serve, 30*time.Second)
 	set(&c.Silence, 10*time.Second)
 	return c
+}
+
+// Highest is the highest number that the state knows to be given out.
+func (s State) Highest() uint64 {
+	n := max(s.Head, s.Version.Number, s.Stable.Number)
+	if s.Next != nil {
+		n = max(n, s.Next.Version.Number)
+	}
+	return n
 }
 
 // Active says whether a rollout is under way.

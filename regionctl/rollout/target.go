@@ -19,6 +19,9 @@ type Target struct {
 	Epoch   uint64         `json:"epoch"`
 	Number  uint64         `json:"number"`
 	Created time.Time      `json:"created"`
+	// Head is the highest version number given out when the target was made. It never falls, so who has seen a higher one
+	// refuses the target: it comes from a store that went back. 0 = not told.
+	Head uint64 `json:"head,omitempty"`
 	// Cells holds the version of each cell of the region.
 	Cells map[cells.CellID]Version `json:"cells"`
 	// Nodes holds nodes that run another version than their cell: the canary.
@@ -51,7 +54,7 @@ func (s State) Targets(topology cells.Topology, epoch uint64) []Target {
 	var out []Target
 	for _, region := range topology.Regions {
 		t := Target{
-			Form: TargetForm, Region: region.ID, Epoch: epoch, Number: s.Rev, Created: s.Changed,
+			Form: TargetForm, Region: region.ID, Epoch: epoch, Number: s.Rev, Created: s.Changed, Head: s.Highest(),
 			Cells: map[cells.CellID]Version{}, Nodes: map[cells.NodeID]Version{}, Share: map[cells.CellID]int{},
 		}
 		for _, cell := range region.Cells {

@@ -1,0 +1,188 @@
+package regionctl
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/cellgate/cellgate/store"
+)
+
+const (
+	// lineagePatience is how long the global store must look older than what was seen before it is said to have gone back:
+	// another controller may only have seen a change earlier.
+	lineagePatience = 2 * time.Second
+	// copyPatience is how long a new leader waits to know what its region's copy says.
+	copyPatience = 3 * time.Second
+	// maxLeap bounds how far a node may be ahead of everything that is signed: further is a damaged node, not a lost version.
+	maxLeap      = 1_000_000
+	maxEpochLeap = 1 << 40
+)
+
+// seenForm is the version of the sent form of seen.
+const seenForm = 1
+
+// seen is what one controller knows to have been published: from its region's copy, whose contents are signed, and from
+// what the global store said while it ran. In a store that never was restored from a backup, neither number ever falls.
+type seen struct {
+	Form  int    `json:"form"`
+	Epoch uint64 `json:"epoch"`
+	Head  uint64 `json:"head"`
+	// Attached is the highest epoch that any attached process knew, by its own word.
+	Attached uint64 `json:"attached,omitempty"`
+	// Target is the signed target of the region's copy.
+	Target []byte `json:"target,omitempty"`
+}
+
+func (s *seen) raise(epoch, head uint64) { s.Epoch, s.Head = max(s.Epoch, epoch), max(s.Head, head) }
+
+// lineage remembers the highest numbers that the global store showed, and whether it is behind them now.
+type lineage struct {
+	mu    sync.Mutex
+	most  seen
+	since time.Time // when it was first found behind; zero = it is not
+	why   string    // told once it has been for long enough
+}
+
+func (l *lineage) told() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.why
+}
+
+// epochs is the stored form of what is added to the leader key's revision.
+type epochs struct {
+	Form int    `json:"form"`
+	Base uint64 `json:"base"`
+}
+
+func (c *Controller) epochBase(ctx context.Context) (uint64, error) {
+	e, _, err := load[epochs](ctx, c.opt.Global, store.KeyEpochs)
+	return e.Base, err
+}
+
+// shown is what the mirrored global store says now. Without a leader its epoch is unknown, and ok is false.
+func (c *Controller) shown() (now seen, ok bool) {
+	h, _, _ := read[head](c.intent, store.KeyHead)
+	base, _, _ := read[epochs](c.intent, store.KeyEpochs)
+	leader, ok := c.intent.get(store.KeyLeader)
+	return seen{Head: h.Number, Epoch: base.Base + uint64(leader.Modified)}, ok
+}
+
+// seenHere is what this controller itself knows.
+func (c *Controller) seenHere() seen {
+	c.lineage.mu.Lock()
+	out := c.lineage.most
+	c.lineage.mu.Unlock()
+	out.Form = seenForm
+	if e, ok := c.copied.get(store.KeyCopyTarget); ok {
+		if t, err := c.target(e.Value); err == nil {
+			out.raise(t.Epoch, t.Head)
+			for _, v := range versionsOf(t) {
+				out.raise(0, v.Number)
+			}
+			out.Target = e.Value
+		}
+	}
+	if e, ok := c.copied.get(store.KeyCopyPlan); ok {
+		if m, err := planOrder(c, e.Value); err == nil {
+			out.raise(m.Epoch, 0)
+		}
+	}
+	return out
+}
+
+// published is what any controller is known to have seen.
+func (c *Controller) published() seen {
+	out := c.seenHere()
+	for _, p := range c.evidence.Peers() {
+		var s seen
+		if json.Unmarshal(p.Seen, &s) == nil && s.Form >= 1 {
+			out.raise(s.Epoch, s.Head)
+		}
+	}
+	return out
+}
+
+func (c *Controller) tellSeen() []byte {
+	s := c.seenHere()
+	s.Attached = c.nodes.Epoch(s.Epoch + maxEpochLeap)
+	return encode(s)
+}
+
+// behind says whether the global store, as it is mirrored, is older than what was seen. That may be for a moment only.
+func (c *Controller) behind() bool {
+	if !c.intent.ready() {
+		return false
+	}
+	most := c.published()
+	now, led := c.shown()
+	return most.Head > now.Head || led && most.Epoch > now.Epoch
+}
+
+// unlessBehind keeps a leader from acting on a store that went back; watchLineage says so.
+func (t *term) unlessBehind(do func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		if t.behind() {
+			return nil
+		}
+		return do(ctx)
+	}
+}
+
+// awaitCopy lets a new leader know its region's copy before it acts, so that it sees when the store went back. A region's
+// store that is away is not waited for long.
+func (c *Controller) awaitCopy(ctx context.Context) {
+	short, cancel := context.WithTimeout(ctx, copyPatience)
+	defer cancel()
+	for !c.copied.ready() && sleep(short, 20*time.Millisecond) {
+	}
+}
+
+// watchLineage remembers what the global store shows and says when it has become older than that.
+func (c *Controller) watchLineage(ctx context.Context) error {
+	for {
+		changed := c.intent.next()
+		c.compareLineage(c.opt.Now())
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		case <-time.After(500 * time.Millisecond):
+		}
+	}
+}
+
+func (c *Controller) compareLineage(now time.Time) {
+	if !c.intent.ready() {
+		return
+	}
+	shown, led := c.shown()
+	if !led {
+		shown.Epoch = 0
+	}
+	most, behind := c.published(), c.behind()
+	l := &c.lineage
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.most.raise(shown.Epoch, shown.Head)
+	switch {
+	case !behind && l.why != "":
+		c.log.Info("the global store is as new as what was seen")
+		fallthrough
+	case !behind:
+		l.since, l.why = time.Time{}, ""
+	case l.since.IsZero():
+		l.since = now
+	case l.why == "" && now.Sub(l.since) >= lineagePatience:
+		l.why = wentBack(most, shown)
+		c.log.Error(l.why)
+	}
+}
+
+func wentBack(most, shown seen) string {
+	return fmt.Sprintf("ALARM: the global store went back: it knows versions up to %d, %d was seen (epoch %d, %d was seen); nodes and routers keep what they have, "+
+		"nothing is published, rolled out or steered; `regionctl recover` goes on above everything that was seen", shown.Head, most.Head, shown.Epoch, most.Epoch)
+}
