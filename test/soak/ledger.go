@@ -20,7 +20,8 @@ type ledger struct {
 	requests int
 	failed   int
 	repeated int
-	injected map[string]int
+	injected map[string]int // by kind
+	spent    map[string]int // failures by what explains them
 	over     chan struct{} // closed when there is no use in going on
 }
 
@@ -41,7 +42,7 @@ type excuse struct {
 }
 
 func newLedger() *ledger {
-	return &ledger{began: time.Now(), injected: map[string]int{}, over: make(chan struct{})}
+	return &ledger{began: time.Now(), injected: map[string]int{}, spent: map[string]int{}, over: make(chan struct{})}
 }
 
 func (l *ledger) note(format string, args ...any) {
@@ -130,6 +131,7 @@ func (l *ledger) spend(q load.Request) string {
 		}
 		if e.budget > 0 {
 			e.budget--
+			l.spent[e.why]++
 			return ""
 		}
 		why = "more failed than " + e.why + " explains"

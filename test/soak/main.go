@@ -248,6 +248,10 @@ func (r *run) sum(before []sized) {
 	for _, kind := range slices.Sorted(maps.Keys(l.injected)) {
 		fmt.Printf("  %-16s %d\n", kind, l.injected[kind])
 	}
+	fmt.Println("failures by what explains them:")
+	for _, why := range slices.Sorted(maps.Keys(l.spent)) {
+		fmt.Printf("  %-60s %d\n", why, l.spent[why])
+	}
 	for i, p := range after {
 		if i < len(before) && (p.Role != after[max(i-1, 0)].Role || i == 0) {
 			fmt.Printf("  %s: %v at first, %v at last\n", p.name(), before[i].size, p.size)
