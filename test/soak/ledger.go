@@ -22,7 +22,7 @@ type ledger struct {
 	repeated int
 	injected map[string]int // by kind
 	spent    map[string]int // failures by what explains them
-	over     chan struct{} // closed when there is no use in going on
+	over     chan struct{}  // closed when there is no use in going on
 }
 
 const (
