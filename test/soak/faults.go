@@ -56,6 +56,25 @@ func (h *chaos) run(ctx context.Context, r *rand.Rand) {
 	h.busy.Wait()
 }
 
+// each kills one process of every role in turn.
+func (h *chaos) each(ctx context.Context, r *rand.Rand) {
+	all, _ := h.w.processes()
+	r.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	done := map[string]bool{}
+	for _, p := range all {
+		role := holds(p)[0]
+		if role, _, _ = strings.Cut(role, " "); p.Role == "regionctl" || p.Role == "healthd" {
+			role = p.Role
+		}
+		if done[role] || ctx.Err() != nil {
+			continue
+		}
+		done[role] = true
+		h.kill(p)
+		time.Sleep(2 * time.Second)
+	}
+}
+
 func (h *chaos) start(ctx context.Context, f fault) {
 	h.slot <- struct{}{}
 	h.busy.Add(1)

@@ -123,17 +123,48 @@ func (r *run) all(ctx context.Context, seed uint64, length time.Duration) {
 		}
 	}()
 	h := &chaos{w: r.w, l: r.l, c: r.watch, docs: r.docs}
+	h.each(faults, rand.New(rand.NewPCG(seed, 2)))
 	h.run(faults, rand.New(rand.NewPCG(seed, 1)))
 	stop()
 	r.l.note("no more faults")
 	r.settles()
 	time.Sleep(5 * time.Second)
 	traffic.Wait()
-	time.Sleep(settle + time.Second)
+	time.Sleep(settle + cool)
+	after := r.grew(before)
+	r.coldStart()
 	done()
 	<-ended
-	time.Sleep(cool)
-	r.sum(before)
+	r.sum(before, after)
+}
+
+// coldStart ends everything at once and starts it again. Nothing goes back: the watch goes on.
+func (r *run) coldStart() {
+	for _, router := range r.watch.routers {
+		r.watch.hit(router.name(), time.Minute)
+	}
+	r.l.inject("cold start", "of the whole world")
+	was, err := r.w.status()
+	if err != nil {
+		r.l.fail("before the cold start: %v", err)
+	}
+	if err := syscall.Kill(r.w.supervisor(), syscall.SIGKILL); err != nil {
+		r.l.fail("the supervisor: %v", err)
+		return
+	}
+	out, code := "", 1
+	for end := time.Now().Add(20 * time.Second); code != 0 && time.Now().Before(end); time.Sleep(500 * time.Millisecond) {
+		out, code = r.w.cellgate(r.w.flags...)
+	}
+	if code != 0 {
+		r.l.fail("cold start: exit %d: %s", code, out)
+		return
+	}
+	r.settles()
+	if now, err := r.w.status(); err != nil || now.Version != was.Version {
+		r.l.fail("version %d was %d before the cold start: %v", now.Version, was.Version, err)
+	}
+	time.Sleep(5 * time.Second) // for the watch
 }
 
 func (r *run) load() interface{ Wait() []load.Request } {
@@ -231,7 +262,8 @@ func (r *run) disagree() string {
 	return ""
 }
 
-func (r *run) sum(before []sized) {
+// grew measures the idle world and compares it with what it was before.
+func (r *run) grew(before []sized) []sized {
 	after := r.growth.now()
 	for end := time.Now().Add(idleFor); len(r.growth.idle(before, after)) > 0 && time.Now().Before(end); after = r.growth.now() {
 		time.Sleep(5 * time.Second)
@@ -239,6 +271,10 @@ func (r *run) sum(before []sized) {
 	for _, g := range append(r.growth.idle(before, after), r.growth.trends()...) {
 		r.l.fail("growth: %s", g)
 	}
+	return after
+}
+
+func (r *run) sum(before, after []sized) {
 	for _, text := range logs(r.w.dir) {
 		r.l.fail("log: %s", text)
 	}

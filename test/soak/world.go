@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"net/netip"
 	"os"
@@ -21,6 +22,7 @@ import (
 // world is a running world as its world.json describes it.
 type world struct {
 	dir, bin string
+	flags    []string // of its start
 	client   *http.Client
 	roots    *x509.CertPool
 
@@ -67,8 +69,8 @@ func (p process) region() string {
 }
 
 func up(bin, dir string, flags ...string) (*world, error) {
-	w := &world{dir: dir, bin: bin}
-	if out, code := w.run("cellgate", append([]string{"up", "--detach", "--dir", dir}, flags...)...); code != 0 {
+	w := &world{dir: dir, bin: bin, flags: append([]string{"up", "--detach"}, flags...)}
+	if out, code := w.cellgate(w.flags...); code != 0 {
 		return nil, fmt.Errorf("cellgate up: exit %d: %s", code, out)
 	}
 	raw, err := os.ReadFile(filepath.Join(dir, "world.json"))
@@ -127,6 +129,18 @@ func (w *world) processes() ([]process, error) {
 		Processes []process `json:"processes"`
 	}
 	return now.Processes, json.Unmarshal(raw, &now)
+}
+
+// supervisor is the process whose end is everybody's.
+func (w *world) supervisor() int {
+	var now struct {
+		Supervisor int `json:"supervisor"`
+	}
+	raw, err := os.ReadFile(filepath.Join(w.dir, "world.json"))
+	if err != nil || json.Unmarshal(raw, &now) != nil || now.Supervisor <= 1 {
+		return math.MaxInt32 // nobody
+	}
+	return now.Supervisor
 }
 
 func (w *world) pid(name string) int {
