@@ -211,7 +211,7 @@ func (t *term) writeTargets(ctx context.Context) error {
 	var ops []store.Op
 	for _, target := range t.rolling.state.Targets(t.opt.Topology, t.Epoch) {
 		if e, ok := t.intent.get(store.KeyTarget(target.Region)); ok {
-			if have, err := t.target(e.Value); err == nil && sameTarget(have, &target) {
+			if have, err := t.target(e.Value); err == nil && sameTarget(have, &target) && !t.endsSoon(e.Value) {
 				continue
 			}
 		}
@@ -226,6 +226,20 @@ func (t *term) writeTargets(ctx context.Context) error {
 	}
 	_, err := t.commit(ctx, []store.Cond{store.Unchanged(t.rolling.at)}, ops)
 	return err
+}
+
+// renewAhead is how long before its signer's certificate ends a standing target is signed anew.
+const renewAhead = 30 * 24 * time.Hour
+
+// endsSoon says whether the target should be signed anew: its signer's certificate ends soon, and ours does not. A node
+// with an empty disk takes only what is valid now.
+func (t *term) endsSoon(envelope []byte) bool {
+	then := t.opt.Now().Add(renewAhead)
+	if !t.opt.Signer.Expires().After(then) {
+		return false
+	}
+	_, _, err := t.opt.Roots.Verify(trust.KindTarget, envelope, then, trust.RoleController)
+	return err != nil
 }
 
 // sameTarget says whether two targets tell a region's nodes the same.

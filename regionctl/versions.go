@@ -229,9 +229,9 @@ func (c *Controller) open(ctx context.Context, rec *versionRecord) (*snapshot.Sn
 	return snap, snap.Verify()
 }
 
-// manifest verifies a signed manifest.
+// manifest verifies a signed manifest that a record or a target names by its digest.
 func (c *Controller) manifest(envelope []byte) (*snapshot.Manifest, error) {
-	raw, _, err := c.opt.Roots.Verify(trust.KindManifest, envelope, c.opt.Now(), trust.RoleController)
+	raw, _, err := c.opt.Roots.VerifyNamed(trust.KindManifest, envelope, c.opt.Now(), snapshot.MadeAt, trust.RoleController)
 	if err != nil {
 		return nil, err
 	}

@@ -87,6 +87,26 @@ func (r *Roots) Verify(kind string, envelope []byte, now time.Time, roles ...Rol
 	return e.payload, by, nil
 }
 
+// VerifyNamed is Verify for an envelope that something trusted names by its digest, such as a manifest by its target: the
+// certificate of its signer may have ended since, so it is also taken as of the time at which made says it was made, if
+// that is past. An envelope that nothing names must not be taken so: whoever finds an old key could say any time.
+func (r *Roots) VerifyNamed(kind string, envelope []byte, now time.Time, made func(payload []byte) time.Time, roles ...Role) (payload []byte, by Identity, err error) {
+	payload, by, err = r.Verify(kind, envelope, now, roles...)
+	if err == nil {
+		return payload, by, nil
+	}
+	claimed, err2 := Payload(kind, envelope)
+	if err2 != nil {
+		return nil, Identity{}, err
+	}
+	if at := made(claimed); at.Before(now) && !at.IsZero() {
+		if payload, by, err2 = r.Verify(kind, envelope, at, roles...); err2 == nil {
+			return payload, by, nil
+		}
+	}
+	return nil, Identity{}, err
+}
+
 // Payload reads an envelope of the kind without verifying who signed it: for a process that reads back what it wrote
 // itself or shows it to people. Whoever applies the payload uses Verify.
 func Payload(kind string, envelope []byte) ([]byte, error) {

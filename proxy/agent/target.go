@@ -172,7 +172,7 @@ func (a *Agent) prepare(ctx context.Context, want rollout.Version, from fetcher)
 	if err != nil {
 		return nil, fmt.Errorf("manifest of version %d: %w", want.Number, err)
 	}
-	m, err := a.manifest(envelope[want.Manifest], now)
+	m, err := a.named(envelope[want.Manifest], now)
 	if err != nil {
 		return nil, permanent{err}
 	}
@@ -232,6 +232,15 @@ func (a *Agent) get(ctx context.Context, from fetcher, room string, digests []sn
 // manifest verifies the signature as of at, then the manifest itself.
 func (a *Agent) manifest(envelope []byte, at time.Time) (*snapshot.Manifest, error) {
 	payload, _, err := a.opt.Roots.Verify(trust.KindManifest, envelope, at, trust.RoleController)
+	if err != nil {
+		return nil, err
+	}
+	return snapshot.DecodeManifest(payload)
+}
+
+// named is manifest for one that a verified target names: the version may be older than its signer's certificate.
+func (a *Agent) named(envelope []byte, now time.Time) (*snapshot.Manifest, error) {
+	payload, _, err := a.opt.Roots.VerifyNamed(trust.KindManifest, envelope, now, snapshot.MadeAt, trust.RoleController)
 	if err != nil {
 		return nil, err
 	}
@@ -331,7 +340,7 @@ func (a *Agent) restore(one slot) error {
 	if err != nil {
 		return err
 	}
-	m, err := a.manifest(envelope, one.Accepted)
+	m, err := a.named(envelope, one.Accepted)
 	if err != nil {
 		return err
 	}

@@ -37,7 +37,7 @@ type world struct {
 }
 
 func newWorld(t testing.TB) *world {
-	ca, err := trust.NewCA("gw.test", time.Now())
+	ca, err := trust.NewCA("gw.test", time.Now().Add(-3*time.Hour))
 	must(t, err)
 	roots, err := trust.NewRoots(ca.CertPEM())
 	must(t, err)
@@ -51,6 +51,15 @@ func must(t testing.TB, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// endedSigner held a controller's certificate for the hour that ended an hour ago.
+func (w *world) endedSigner() *trust.Signer {
+	cert, key, err := w.ca.Issue(trust.Identity{World: "gw.test", Role: trust.RoleController, ID: "eu-west/1"}, nil, nil, time.Now().Add(-2*time.Hour), time.Hour)
+	must(w.t, err)
+	s, err := trust.NewSigner(cert, key)
+	must(w.t, err)
+	return s
 }
 
 func (w *world) signer(role trust.Role, id cells.NodeID) *trust.Signer {
@@ -168,7 +177,10 @@ func (c *controller) publish(number uint64, content string, hosts int) rollout.V
 }
 
 func (c *controller) sealed(number uint64, content string, hosts int, by *trust.Signer) rollout.Version {
-	s := c.world.seal(number, content, hosts)
+	return c.signed(c.world.seal(number, content, hosts), by)
+}
+
+func (c *controller) signed(s *snapshot.Snapshot, by *trust.Signer) rollout.Version {
 	raw, err := snapshot.EncodeManifest(&s.Manifest)
 	must(c.world.t, err)
 	envelope, err := by.Sign(trust.KindManifest, raw)
@@ -180,10 +192,14 @@ func (c *controller) sealed(number uint64, content string, hosts int, by *trust.
 	}
 	digest := snapshot.Sum(envelope)
 	c.blobs[string(digest)] = envelope
-	return rollout.Version{Number: number, Manifest: digest}
+	return rollout.Version{Number: s.Manifest.Number, Manifest: digest}
 }
 
 func (w *world) seal(number uint64, content string, hosts int) *snapshot.Snapshot {
+	return w.sealAt(number, content, hosts, time.Unix(1_800_000_000, 0))
+}
+
+func (w *world) sealAt(number uint64, content string, hosts int, created time.Time) *snapshot.Snapshot {
 	cfg := &snapshot.Config{Upstreams: []snapshot.Upstream{{ID: "u", Endpoints: []string{"127.0.0.1:1"}}}}
 	for i := range hosts {
 		owner := ""
@@ -193,7 +209,7 @@ func (w *world) seal(number uint64, content string, hosts int) *snapshot.Snapsho
 		cfg.Routes = append(cfg.Routes, snapshot.Route{ID: fmt.Sprintf("r%04d", i), Upstream: "u", Owner: owner,
 			Match: snapshot.Match{Host: fmt.Sprintf("h%d.example.com", i), PathPrefix: "/v1"}})
 	}
-	s, err := snapshot.Seal(cfg, snapshot.Meta{Number: number, Created: time.Unix(1_800_000_000, 0)})
+	s, err := snapshot.Seal(cfg, snapshot.Meta{Number: number, Created: created})
 	must(w.t, err)
 	return s
 }
