@@ -11,6 +11,6 @@ func addOnline(root, config *cobra.Command) {
 	root.AddCommand(
 		publishCommand(w), versionsCommand(w), rollbackCommand(w), explainCommand(w),
 		statusCommand(w), rolloutCommand(w), cellsCommand(w), evacuateCommand(w), restoreCommand(w), denyCommand(w),
-		dnsCommand(w), capacityCommand(w), auditCommand(w), recoverCommand(w), serveCommand(),
+		dnsCommand(w), capacityCommand(w), auditCommand(w), recoverCommand(w), drillCommand(w), serveCommand(),
 	)
 }

@@ -21,6 +21,7 @@ type place struct {
 	token   string
 	ca      string // PEM file; empty = the system's roots
 	from    string // for error messages
+	dir     string // of a world on this machine; empty = servers only
 }
 
 // where finds the world: --world, then the environment, then the context file, then .cellgate in the current directory.
@@ -101,7 +102,7 @@ func fromWorld(dir string) (place, error) {
 	if len(servers) == 0 && doc.Admin != "" {
 		servers = append(servers, doc.Admin)
 	}
-	return place{token: doc.Tokens["admin"], ca: doc.CA, from: file}.with(servers)
+	return place{token: doc.Tokens["admin"], ca: doc.CA, from: file, dir: dir}.with(servers)
 }
 
 // contextFile is the path of the context file, and whether the user named it.
