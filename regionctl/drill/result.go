@@ -2,6 +2,7 @@ package drill
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 	"time"
 )
@@ -18,12 +19,17 @@ type Figure struct {
 }
 
 func most(name, unit string, limit, measured float64) Figure {
+	limit, measured = round(limit), round(measured)
 	return Figure{Name: name, Unit: unit, Limit: limit, Measured: measured, Pass: measured <= limit}
 }
 
 func least(name, unit string, limit, measured float64) Figure {
+	limit, measured = round(limit), round(measured)
 	return Figure{Name: name, Unit: unit, Least: true, Limit: limit, Measured: measured, Pass: measured >= limit}
 }
+
+// round keeps thousandths: finer is no measurement.
+func round(v float64) float64 { return math.Round(v*1000) / 1000 }
 
 func (f Figure) amount(v float64) string {
 	decimals := 0

@@ -111,7 +111,9 @@ func runDrill(cmd *cobra.Command, out *output, world *drillWorld, d drill.Drill,
 }
 
 func drillTable(t *tabwriter.Writer, r drill.Result) {
-	row(t, "FIGURE", "LIMIT", "MEASURED", "PASS")
+	if len(r.Figures) > 0 {
+		row(t, "FIGURE", "LIMIT", "MEASURED", "PASS")
+	}
 	for _, f := range r.Figures {
 		pass := "yes"
 		if !f.Pass {
@@ -119,7 +121,9 @@ func drillTable(t *tabwriter.Writer, r drill.Result) {
 		}
 		row(t, f.Name, f.LimitText(), f.MeasuredText(), pass)
 	}
-	row(t)
+	if len(r.Figures) > 0 {
+		row(t)
+	}
 	on := ""
 	if r.Target != "" {
 		on = " of " + r.Target
