@@ -58,6 +58,24 @@ func TestRetryAfterIsExactlyWhenTheNextRequestIsAdmitted(t *testing.T) {
 	})
 }
 
+// A goroutine may be held up between the clock and the bucket: by the scheduler, or because the whole process was stopped.
+func TestWhoWasHeldUpAfterReadingTheClockIsNeitherRefusedNorFreshensTheBucket(t *testing.T) {
+	table, l := New(64), PerSecond(1000, 200)
+	k, crowd := table.Key(Consumer, "acme", "", "c"), int64(time.Second)
+	table.Take(k, l, crowd)
+	if d := table.Take(k, l, crowd-int64(900*time.Millisecond)); !d.OK || d.Remaining < 190 {
+		t.Errorf("a caller from 0.9 s ago, of a bucket that is nearly full: %+v", d)
+	}
+	for table.Take(k, l, crowd).OK {
+	}
+	if d := table.Take(k, l, crowd-int64(900*time.Millisecond)); d.OK {
+		t.Errorf("a caller from 0.9 s ago was admitted by an empty bucket")
+	}
+	if d := table.Take(k, l, crowd); d.OK {
+		t.Errorf("a caller from 0.9 s ago filled an empty bucket again: %+v", d)
+	}
+}
+
 func TestRemainingCountsDownToTheRefusal(t *testing.T) {
 	l, table := per(20, time.Second), New(64)
 	k := table.Key(User, "acme", "r", "u")

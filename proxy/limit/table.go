@@ -10,6 +10,7 @@ const (
 	ways   = 8
 	groups = 1 << 10 // overflow buckets
 	tries  = 64      // rounds of contention before the overflow bucket decides
+	tick   = 1e6     // ns
 
 	never = math.MinInt64 // an empty place: full for ever
 	busy  = math.MaxInt64 // a place whose key is being replaced
@@ -19,6 +20,7 @@ const (
 type Table struct {
 	seeds    [2]maphash.Seed
 	mask     uint64
+	latest   atomic.Int64 // the latest now that a caller has brought, to within a tick
 	sets     []set
 	overflow [groups]atomic.Int64
 }
@@ -52,6 +54,16 @@ func New(capacity int) *Table {
 	return t
 }
 
+// at is now, or a later time that is known: whoever was held up after reading the clock must not ask a bucket that others
+// have used meanwhile as if from the past, where it looks empty. It is called after the bucket has been read.
+func (t *Table) at(now int64) int64 {
+	last := t.latest.Load()
+	if now > last+tick {
+		t.latest.CompareAndSwap(last, now) // whoever was faster brought about the same
+	}
+	return max(now, last)
+}
+
 // Take asks for one request under the limit. Now is in nanoseconds of a monotonic clock that all callers share.
 // Promise: over any time T, the requests admitted for one key are at most rate·T + burst.
 func (t *Table) Take(k Key, l Limit, now int64) Decision {
@@ -62,15 +74,15 @@ func (t *Table) Take(k Key, l Limit, now int64) Decision {
 	for range tries {
 		place := s.find(k)
 		if place < 0 {
-			if d, done := s.add(k, l, now); done {
+			if d, done := s.add(k, l, t.at(now)); done {
 				return d
 			}
-			if s.crowded(now) {
+			if s.crowded(t.at(now)) {
 				break
 			}
 			continue
 		}
-		if d, done := s.spend(place, k, l, now); done {
+		if d, done := t.spend(s, place, k, l, now); done {
 			return d
 		}
 	}
@@ -88,7 +100,7 @@ func (t *Table) Refuses(k Key, l Limit, now int64) bool {
 	if tat == busy || s.hi[i].Load() != k.hi || s.lo[i].Load() != k.lo {
 		return false
 	}
-	_, d := l.admit(tat, now)
+	_, d := l.admit(tat, t.at(now))
 	return !d.OK
 }
 
@@ -122,12 +134,12 @@ func (s *set) find(k Key) int {
 }
 
 // spend takes from the bucket at the place; done is false when another goroutine was faster.
-func (s *set) spend(i int, k Key, l Limit, now int64) (d Decision, done bool) {
+func (t *Table) spend(s *set, i int, k Key, l Limit, now int64) (d Decision, done bool) {
 	tat := s.tat[i].Load()
 	if tat == busy || s.hi[i].Load() != k.hi || s.lo[i].Load() != k.lo {
 		return Decision{}, false
 	}
-	next, d := l.admit(tat, now)
+	next, d := l.admit(tat, t.at(now))
 	if next == tat {
 		return d, true
 	}
@@ -172,7 +184,7 @@ func (t *Table) spill(k Key, l Limit, now int64) Decision {
 	cell := &t.overflow[k.group%groups]
 	for {
 		tat := cell.Load()
-		next, d := l.admit(tat, now)
+		next, d := l.admit(tat, t.at(now))
 		d.Overflow = true
 		if !d.OK || cell.CompareAndSwap(tat, next) {
 			return d
