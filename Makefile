@@ -4,13 +4,17 @@ BIN      := bin
 UP       ?= --detach
 DIR      ?= .cellgate
 FUZZTIME ?= 10s
+# What `make drills` runs, on a world of its own.
+DRILLS   ?= gateway-process cell region control-plane bad-config identity-provider leaked-key slow-upstream
+DRILLDIR ?= .cellgate-drills
+DRILLNET ?= 127.12.0.0/16
 
 # The race detector needs a C compiler.
 CC_FOUND := $(shell command -v $$($(GO) env CC) 2>/dev/null)
 RACE     := $(if $(CC_FOUND),-race,)
 UNIT      = $(shell $(GO) list ./... | grep -v '/test/')
 
-.PHONY: all build up down test unit e2e check lint fuzz bench bench-http bench-dns simulate soak clean
+.PHONY: all build up down test unit e2e check lint fuzz bench bench-http bench-dns simulate soak drills clean
 
 # What `make soak` does to a world is its seed's (0 = a new one), for SOAK_TIME.
 SOAK_SEED ?= 0
@@ -57,16 +61,21 @@ fuzz:
 bench:
 	$(GO) test -run '^$$' -bench . -benchmem $(UNIT)
 
-<<<<<<< HEAD
 # What the canary judge is worth: false alarms and detection times (docs/rollout-judge.md). About 20 minutes of CPU time.
 simulate:
 	nice -n 19 $(GO) run ./sim/simulate
-=======
+
 # Random faults on a world under load; what must never happen is watched throughout.
 soak: build
 	@mkdir -p $(BIN)/soak
 	$(GO) build -o $(BIN)/soak/ ./test/soak
 	$(BIN)/soak/soak --bin $(BIN) --seed $(SOAK_SEED) --time $(SOAK_TIME)
+
+# Every drill once on a world of its own, about five minutes; the records stay in DRILLDIR/drills.
+drills: build
+	@$(BIN)/cellgate up --detach --dir $(DRILLDIR) --net $(DRILLNET) || exit 1; code=0; \
+	for d in $(DRILLS); do echo "== $$d"; $(BIN)/regionctl drill run $$d --world $(DRILLDIR) || code=1; done; \
+	$(BIN)/regionctl drill list --world $(DRILLDIR); $(BIN)/cellgate down --dir $(DRILLDIR); exit $$code
 
 # CPU time per request and per answer beside peers; needs nginx, haproxy, wrk, curl and dnsperf, knot, nsd.
 bench-http:
