@@ -193,17 +193,16 @@ func (w *world) adminOf(p process) string {
 	if err != nil {
 		return ""
 	}
-	var boot struct {
-		Admin string `json:"admin"`
-		API   string `json:"api"`
-	}
+	var boot map[string]json.RawMessage
 	if json.Unmarshal(raw, &boot) != nil {
 		return ""
 	}
+	key, addr := "admin", ""
 	if p.Role == "regionctl" {
-		return boot.API
+		key = "api"
 	}
-	return boot.Admin
+	_ = json.Unmarshal(boot[key], &addr) // absent is empty
+	return addr
 }
 
 // status is what `regionctl status -o json` promises.
