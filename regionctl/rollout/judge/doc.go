@@ -75,7 +75,10 @@ const (
 	suspect = 10
 	// windowCap is the most that one window may add to the logarithm of an e-process: ln(convict), so that one can't convict.
 	windowCap = 4.6
-	maxE      = 1e30
+	// pauseCap is the same for slow requests as they are counted: a pause of the process makes dozens in one window, and two
+	// pauses soon after each other are no fault of the version's. The sums that are cut know no such bursts.
+	pauseCap = 3.5
+	maxE     = 1e30
 
 	// Shares of the parts of E.
 	pooledShare, strataShare, gaugeShare = .6, .3, .1

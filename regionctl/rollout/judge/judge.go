@@ -247,7 +247,10 @@ func (s *State) stepCause(c cause, t *table, begin float64) {
 	rule, factors := rules()[c], factors()
 	d := t.disperse(c >= counted)
 	slack := rule.slack + rule.warm*math.Exp(-float64(s.Windows)*float64(s.Window)/float64(warmUp))
-	tol := rule.tol
+	tol, most := rule.tol, windowCap
+	if c >= counted {
+		most = pauseCap
+	}
 	if s.Alone {
 		tol, slack = tol*pastTol, slack+rule.slack*(pastSlack-1)
 	}
@@ -265,7 +268,7 @@ func (s *State) stepCause(c cause, t *table, begin float64) {
 			oneCut[g] = answer(math.Min(st.x, limit(st.due)), d.cut[i], st.odds, factors[g])
 			l[g] += answer(st.x, st.y, st.oddsAll, factors[g])
 		}
-		s.Tracks[c][i].move(&one, &oneCut, s.phi(c, i, d.num[i], d.den[i]), s.phiCut(c, i, d.numCut[i], d.denCut[i]), begin)
+		s.Tracks[c][i].move(&one, &oneCut, s.phi(c, i, d.num[i], d.den[i]), s.phiCut(c, i, d.numCut[i], d.denCut[i]), begin, most)
 		s.Tracks[c][i].count(&st)
 		all.x, all.due, all.y = all.x+st.x, all.due+st.due, all.y+st.y
 		if t.whole(i) {
@@ -283,7 +286,7 @@ func (s *State) stepCause(c cause, t *table, begin float64) {
 	}
 	p := &s.Tracks[c][pooled]
 	if all.n > 0 {
-		p.move(&l, &lCut, s.phi(c, pooled, d.num[pooled], d.den[pooled]), s.phiCut(c, pooled, d.numCut[pooled], d.denCut[pooled]), begin)
+		p.move(&l, &lCut, s.phi(c, pooled, d.num[pooled], d.den[pooled]), s.phiCut(c, pooled, d.numCut[pooled], d.denCut[pooled]), begin, most)
 		p.count(&all)
 	}
 	s.keep(c, &d)
@@ -322,9 +325,9 @@ func (s *State) trouble(t *track, y, rest, slack float64) float64 {
 }
 
 // move multiplies a round's answers in.
-func (t *track) move(l, lCut *[nFactors]float64, phi, phiCut, begin float64) {
+func (t *track) move(l, lCut *[nFactors]float64, phi, phiCut, begin, most float64) {
 	for g := range l {
-		t.raw[g] = clamp((float64(t.raw[g]) + begin) * math.Exp(math.Min(l[g]/phi, windowCap)))
+		t.raw[g] = clamp((float64(t.raw[g]) + begin) * math.Exp(math.Min(l[g]/phi, most)))
 		t.cut[g] = clamp((float64(t.cut[g]) + begin) * math.Exp(math.Min(lCut[g]/phiCut, windowCap)))
 	}
 }
