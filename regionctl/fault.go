@@ -57,8 +57,9 @@ func asFault(err error) *Fault {
 	case errors.Is(err, store.ErrFull):
 		return fault(http.StatusInsufficientStorage, "store_full", "The store is full",
 			"nothing was changed; traffic, DNS and reads go on; the store makes room by itself, `regionctl status` says how full it is (%v)", err)
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
-		return fault(http.StatusServiceUnavailable, "store_unavailable", "The global store does not answer", "%v", err)
+	case errors.Is(err, store.ErrUnavailable), errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		return fault(http.StatusServiceUnavailable, "store_unavailable", "The global store does not answer",
+			"nothing is published or ordered while it has no quorum; traffic, DNS and reads go on; what became of a commit under way is unknown, so look before repeating (%v)", err)
 	default:
 		return fault(http.StatusInternalServerError, "internal", "The controller failed", "%v", err)
 	}

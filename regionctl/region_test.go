@@ -19,6 +19,7 @@ import (
 type gated struct {
 	store.Store
 	lost atomic.Bool
+	slow atomic.Int64 // nanoseconds that every commit waits for the disk
 }
 
 var errLost = errors.New("the store is gone")
@@ -40,6 +41,9 @@ func (g *gated) List(ctx context.Context, prefix string) ([]store.Entry, store.R
 func (g *gated) Commit(ctx context.Context, conds []store.Cond, ops []store.Op) (store.Revision, error) {
 	if g.lost.Load() {
 		return 0, errLost
+	}
+	if !sleep(ctx, time.Duration(g.slow.Load())) {
+		return 0, ctx.Err()
 	}
 	return g.Store.Commit(ctx, conds, ops)
 }

@@ -383,7 +383,9 @@ func (c *Controller) postRolloutOrder(r *call) (any, error) {
 }
 
 func (c *Controller) orderRollout(r *call, o rollout.Order, dryRun bool) (any, error) {
-	s, at, err := c.rolloutState(r.Context())
+	short, cancel := context.WithTimeout(r.Context(), firstAnswer)
+	s, at, err := c.rolloutState(short)
+	cancel()
 	if err != nil {
 		return nil, err
 	}

@@ -44,6 +44,8 @@ type world struct {
 	nodes    []*node
 	// globalGate stands before the global store of controllers started from now on; nil = none.
 	globalGate *gated
+	// openGlobal gives the global store of controllers started from now on; nil = the one in memory.
+	openGlobal func() store.Store
 	log        *slog.Logger
 }
 
@@ -135,6 +137,9 @@ func (w *world) start(id cells.RegionID) *region {
 	var global store.Store = w.global.Join()
 	if w.globalGate != nil {
 		global = w.globalGate
+	}
+	if w.openGlobal != nil {
+		global = w.openGlobal()
 	}
 	var regional store.Store = r.regional.Join()
 	if r.gate != nil {

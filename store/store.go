@@ -34,6 +34,9 @@ var (
 	ErrFull      = errors.New("store: no space left")
 )
 
+// ErrUnavailable: the store did not answer, or has no quorum. What became of a commit is unknown.
+var ErrUnavailable = errors.New("store: it does not answer")
+
 // Bounds of one commit, all well below etcd's; what passes them is refused with ErrTooLarge. Blobs are cut into chunks.
 const (
 	MaxValue  = 512 << 10 // bytes of one value

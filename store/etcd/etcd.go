@@ -17,6 +17,8 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/cellgate/cellgate/store"
 )
@@ -220,9 +222,21 @@ func (s *Store) fail(ctx context.Context, op string, err error) error {
 		return store.ErrClosed
 	case ctx.Err() != nil && !errors.Is(err, ctx.Err()):
 		return fmt.Errorf("store: etcd: %s: %w (%v)", op, ctx.Err(), err)
+	case unavailable(err):
+		return fmt.Errorf("%w: etcd: %s: %w", store.ErrUnavailable, op, err)
 	default:
 		return fmt.Errorf("store: etcd: %s: %w", op, err)
 	}
+}
+
+// unavailable says whether the error is the cluster's state, such as a lost quorum, rather than the request.
+func unavailable(err error) bool {
+	switch status.Code(rpctypes.Error(err)) {
+	case codes.Unavailable, codes.DeadlineExceeded:
+		return true
+	}
+	var known rpctypes.EtcdError
+	return errors.As(rpctypes.Error(err), &known) && known.Code() == codes.Unavailable
 }
 
 func (s *Store) entry(kv *mvccpb.KeyValue) store.Entry {

@@ -37,9 +37,9 @@ type Config struct {
 	// Keep is how often the member looks whether room must be made; 0 means 10 s.
 	Keep time.Duration
 	// Ready is called once the member serves; nil is nobody.
-	Ready func()
+	Ready func() `json:"-"`
 	// Log gets the member's errors, and its warnings at debug level; nil is silent.
-	Log *slog.Logger
+	Log *slog.Logger `json:"-"`
 }
 
 const (
