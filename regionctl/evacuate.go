@@ -333,10 +333,14 @@ func (c *Controller) restoration(o *orders, req RestoreRequest, ids []cells.Cell
 // tendEvacuations notes expiries, as an alarm, and forgets orders whose cells are fully back.
 func (t *term) tendEvacuations(ctx context.Context) error {
 	now := t.opt.Now().UTC()
+	stored := map[cells.CellID]bool{}
+	for _, ev := range t.globalOrders() {
+		stored[ev.Cell] = true
+	}
 	for _, ev := range t.evacuations() {
-		state := ev.State(now, t.opt.Ramp)
 		expired := !ev.Standing(now) && ev.Restored.IsZero()
-		if !expired && state != cells.Active {
+		over := stored[ev.Cell] && ev.State(now, t.opt.Ramp) == cells.Active // the regions remember restorations for longer
+		if !expired && !over {
 			continue
 		}
 		short, cancel := context.WithTimeout(ctx, 5*time.Second)
@@ -369,6 +373,9 @@ func (t *term) tend(ctx context.Context, id cells.CellID, now time.Time) error {
 		t.log.Warn("ALARM: an evacuation expired and its cell takes clients again", "cell", string(id), "reason", ev.Reason, "by", ev.By)
 		return nil
 	case ev.State(now, t.opt.Ramp) == cells.Active:
+		if _, stored := o.at[id]; !stored {
+			return nil // the mirror was behind
+		}
 		_, err := t.opt.Global.Commit(ctx, conds, []store.Op{store.Delete(store.KeyEvacuation(id)), store.Put(store.KeyGuard, []byte(`{"form":1}`))})
 		if err == nil {
 			t.log.Info("cell is fully back", "cell", string(id))

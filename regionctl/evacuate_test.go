@@ -157,6 +157,31 @@ func TestRestoringTwiceIsRestoringOnce(t *testing.T) {
 	}
 }
 
+// The regions' ledgers remember a restoration for a week. The leader must not forget it in the global store over and over:
+// every time would move the guard, and refuse an operator's order that was being made.
+func TestOrderWhoseCellIsFullyBackIsForgottenOnce(t *testing.T) {
+	b := newBench(t)
+	l, end := b.incumbent(b.global.Join())
+	defer end()
+	ev := cells.Evacuation{Form: 1, Cell: "eu-west/a", Reason: "x", By: "token:admin", Started: b.now, Over: time.Minute, Expires: b.now.Add(time.Hour), Restored: b.now.Add(2 * time.Minute)}
+	rev, err := b.global.Commit(t.Context(), nil, []store.Op{store.Put(store.KeyEvacuation("eu-west/a"), encode(ev)), store.Put(store.KeyGuard, []byte("{}"))})
+	must(t, err)
+	l.intent.see(t.Context(), rev)
+	l.ledger.add([]cells.Evacuation{ev}, nil, b.now)
+	b.now = b.now.Add(30 * time.Minute)
+	var moved []store.Revision
+	for range 3 {
+		must(t, l.tendEvacuations(t.Context()))
+		guard, err := b.global.Get(t.Context(), store.KeyGuard)
+		must(t, err)
+		l.intent.see(t.Context(), guard.Modified)
+		moved = append(moved, guard.Modified)
+	}
+	if moved[0] == rev || moved[1] != moved[0] || moved[2] != moved[0] {
+		t.Errorf("the guard was written at %d and then at %v, want once", rev, moved)
+	}
+}
+
 func TestExpiryEndsAnEvacuationOnceAndIsAnAlarmInTheAudit(t *testing.T) {
 	b := newBench(t)
 	l, end := b.incumbent(b.global.Join())
