@@ -81,7 +81,7 @@ func libraries() []library {
 		{"github.com/hashicorp/consul", []string{"discovery/consul"}, "endpoints"},
 		{"github.com/miekg/dns", []string{"globalrouter", "discovery/dns", "health/probe"}, "the DNS slow path"},
 		{"github.com/quic-go/quic-go", []string{"proxy/listen", "proxy/upstream", "globalrouter", "health/probe"}, "HTTP/3, DoQ"},
-		{"google.golang.org/grpc", []string{"nodeapi", "regionctl", "proxy/peer"}, "the node protocol"},
+		{"google.golang.org/grpc", []string{"nodeapi", "regionctl", "proxy/peer", "store/etcd"}, "the node protocol"},
 		{"google.golang.org/protobuf", []string{"nodeapi", "regionctl"}, "the node protocol"},
 		{"github.com/klauspost/compress", []string{"nodeapi", "regionctl/fleet", "proxy"}, "zstd"},
 		{"github.com/spf13/cobra", []string{"cmd"}, "command lines"},
