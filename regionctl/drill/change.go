@@ -180,7 +180,7 @@ func (s *session) judgeRollback(ctx context.Context, seen *sightings, all []load
 	s.figure(most("nodes outside the canary ring that served it", "", 0, float64(outside)))
 	s.figure(most("rolled back by itself after", "s", rollBackWithin.Seconds(), took.Seconds()))
 	s.figure(most("requests failed elsewhere than at the canary's cell", "", 0, float64(elsewhere)))
-	s.figure(most("requests failed, of all", "%", 10, 100*float64(lost)/float64(max(1, len(all)))))
+	s.figure(most("requests failed, of all (limit: a cell's share)", "%", 100/float64(len(s.at.cells())), 100*float64(lost)/float64(max(1, len(all)))))
 	s.figure(most("contents differ from those before", "", 0, differ))
 }
 
