@@ -37,7 +37,6 @@ func Claim(dir string) (release func(), err error) {
 
 // Save writes the record of a run, replacing an earlier one of the same run.
 func Save(dir string, r Result) error {
-	r.Form = Form
 	raw, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return err

@@ -101,7 +101,7 @@ func Run(ctx context.Context, w World, d Drill, o Options) (Result, error) {
 	}
 	began := time.Now().UTC()
 	s := &session{world: w, at: w.Layout(), o: o, result: Result{
-		ID: began.Format("20060102T150405Z") + "-" + d.Name, Drill: d.Name, Began: began, Rate: o.Rate, Target: o.Target, Outcome: Running,
+		Form: Form, ID: began.Format("20060102T150405Z") + "-" + d.Name, Drill: d.Name, Began: began, Rate: o.Rate, Target: o.Target, Outcome: Running,
 	}}
 	defer s.close()
 	if st, err := w.Status(ctx); err == nil {
