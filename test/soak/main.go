@@ -284,6 +284,7 @@ func (r *run) sum(before, after []sized) {
 	for _, kind := range slices.Sorted(maps.Keys(l.injected)) {
 		fmt.Printf("  %-16s %d\n", kind, l.injected[kind])
 	}
+	fmt.Printf("the machine gave this process no turn for %v: %d times\n", starvation, r.watch.stalls)
 	fmt.Println("failures by what explains them:")
 	for _, why := range slices.Sorted(maps.Keys(l.spent)) {
 		fmt.Printf("  %-60s %d\n", why, l.spent[why])
