@@ -105,11 +105,11 @@ func badConfig(ctx context.Context, s *session) error {
 
 // sightings are what was seen of a version: which nodes served it, and which of them its rollout had named as canary.
 type sightings struct {
-	mu              sync.Mutex
-	served          map[cells.NodeID]bool
-	canaries        map[cells.NodeID]bool
-	state, why      string
-	released, ended bool
+	mu         sync.Mutex // of served
+	served     map[cells.NodeID]bool
+	canaries   map[cells.NodeID]bool
+	state, why string
+	ended      bool
 }
 
 // follow asks every node what it serves, many times a second, until the version has come to its end.

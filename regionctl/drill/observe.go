@@ -14,7 +14,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/internal/dnsask"
 	"github.com/cellgate/cellgate/internal/load"
 )
@@ -311,13 +310,4 @@ func (s *session) everyNode(do func(Node)) {
 		all.Go(func() { do(n) })
 	}
 	all.Wait()
-}
-
-func (s *session) node(id cells.NodeID) (Node, error) {
-	for _, n := range s.at.nodes() {
-		if n.ID == id {
-			return n, nil
-		}
-	}
-	return Node{}, fmt.Errorf("the world has no node %q", id)
 }
