@@ -178,15 +178,19 @@ func (c *Controller) serveAPI(ctx context.Context) error {
 		IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
 		ErrorLog: slog.NewLogLogger(c.log.Handler(), slog.LevelDebug),
 	}
-	stopped := context.AfterFunc(ctx, func() {
+	down := make(chan struct{})
+	unbind := context.AfterFunc(ctx, func() {
+		defer close(down)
 		short, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 		defer cancel()
 		if srv.Shutdown(short) != nil {
 			srv.Close()
 		}
 	})
-	defer stopped()
 	err := srv.Serve(tls.NewListener(c.opt.API, c.apiTLS()))
+	if !unbind() {
+		<-down
+	}
 	if ctx.Err() != nil || errors.Is(err, http.ErrServerClosed) {
 		return nil
 	}

@@ -38,9 +38,9 @@ func server(t *testing.T, reply func(q dnsmessage.Message) dnsmessage.Message) s
 }
 
 func TestTheQuestionCarriesTheClientsSubnetAndTheSmallestTTLCounts(t *testing.T) {
-	var ecs []byte
+	asked := make(chan []byte, 1)
 	at := server(t, func(q dnsmessage.Message) dnsmessage.Message {
-		ecs = q.Additionals[0].Body.(*dnsmessage.OPTResource).Options[0].Data
+		asked <- q.Additionals[0].Body.(*dnsmessage.OPTResource).Options[0].Data
 		out := dnsmessage.Message{Header: dnsmessage.Header{ID: q.ID, Response: true}, Questions: q.Questions}
 		for i, ttl := range []uint32{9, 5} {
 			out.Answers = append(out.Answers, dnsmessage.Resource{
@@ -54,7 +54,7 @@ func TestTheQuestionCarriesTheClientsSubnetAndTheSmallestTTLCounts(t *testing.T)
 	if err != nil || len(addrs) != 2 || addrs[1] != netip.MustParseAddr("127.0.0.2") || ttl != 5*time.Second {
 		t.Errorf("%v %v %v", addrs, ttl, err)
 	}
-	if string(ecs) != string([]byte{0, 1, 24, 0, 5, 1, 7}) {
+	if ecs := <-asked; string(ecs) != string([]byte{0, 1, 24, 0, 5, 1, 7}) {
 		t.Errorf("client subnet %v", ecs)
 	}
 }
