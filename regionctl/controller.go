@@ -158,14 +158,18 @@ func (c *Controller) serveNodes(ctx context.Context) error {
 	creds := credentials.NewTLS(trust.ServerTLS(c.opt.Signer, c.opt.Roots, trust.RoleProxy, trust.RoleRouter, trust.RoleProber, trust.RoleController))
 	srv := grpc.NewServer(grpc.Creds(creds), grpc.MaxRecvMsgSize(8<<20), grpc.ConnectionTimeout(10*time.Second))
 	c.nodes.Register(srv)
-	stopped := context.AfterFunc(ctx, func() {
+	down := make(chan struct{})
+	unbind := context.AfterFunc(ctx, func() {
+		defer close(down)
 		c.nodes.Close()
 		bye := time.AfterFunc(time.Second, srv.Stop)
 		srv.GracefulStop()
 		bye.Stop()
 	})
-	defer stopped()
 	err := srv.Serve(c.opt.NodeAPI)
+	if !unbind() {
+		<-down
+	}
 	if ctx.Err() != nil {
 		return nil
 	}
