@@ -14,7 +14,7 @@ CC_FOUND := $(shell command -v $$($(GO) env CC) 2>/dev/null)
 RACE     := $(if $(CC_FOUND),-race,)
 UNIT      = $(shell $(GO) list ./... | grep -v '/test/')
 
-.PHONY: all build up down test unit e2e check lint fuzz bench bench-http bench-dns simulate soak drills clean
+.PHONY: all build up down test unit e2e e2e-long check lint fuzz bench bench-http bench-dns simulate soak drills clean
 
 # What `make soak` does to a world is its seed's (0 = a new one), for SOAK_TIME.
 SOAK_SEED ?= 0
@@ -42,7 +42,11 @@ unit:
 	$(if $(RACE),CGO_ENABLED=1) $(GO) test $(RACE) -timeout 5m $(UNIT)
 
 e2e:
-	CELLGATE_TEST_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 9m -p 1 ./test/...
+	CELLGATE_TEST_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 14m -p 1 ./test/...
+
+# Losses without a leader, the tail of an evacuated cell, orders without the global store: worlds of their own.
+e2e-long: build
+	CELLGATE_TEST_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 10m -tags long -run 'Losses|Operators|TailOf' ./test/e2e
 
 check: lint test fuzz
 

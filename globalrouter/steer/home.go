@@ -97,12 +97,15 @@ func (w *work) returns(s, l int) []homeward {
 	for _, to := range h {
 		cell := &w.cells[to]
 		want := share[to]*cell.ramp/whole - n[to]
-		if cell.kind != live || want < 2 {
+		if cell.kind != live || want < 1 {
 			continue
 		}
 		order := w.byLatency(l)
 		for i := len(order) - 1; i >= 0 && want > 0; i-- {
 			from := order[i]
+			if want < 2 && share[from] > 0 {
+				continue // between homes, one slot of unevenness is not worth a move
+			}
 			if spare := n[from] - share[from]; from != to && spare > 0 && w.cells[from].kind == live {
 				k := min(spare, want)
 				n[from] -= k

@@ -156,6 +156,25 @@ func TestEvacuationFollowsOver(t *testing.T) {
 	}
 }
 
+func TestTheLastSlotComesHomeToo(t *testing.T) {
+	in := inputs(world(3, 2, 1_000_000))
+	now := time.Unix(1_790_000_000, 0)
+	s := Step(State{}, in, now)
+	for l := range s.Plan.Localities {
+		if s.Plan.Localities[l].ID == "eu" {
+			row := s.Plan.Rows[0][l]
+			row[len(row)-1] = 5 // ap/b: the rest of a restoration
+		}
+	}
+	for range 30 {
+		now = now.Add(time.Second)
+		s = Step(s, in, now)
+	}
+	if a, b := owned(s, "eu/a", "eu"), owned(s, "eu/b", "eu"); a+b != Slots {
+		t.Errorf("eu's clients own %d + %d slots at home", a, b)
+	}
+}
+
 func TestAllDownAnswersAsAllUp(t *testing.T) {
 	in := inputs(world(3, 2, 1_000_000))
 	first := Step(State{}, in, t0)

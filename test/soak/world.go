@@ -63,11 +63,6 @@ type process struct {
 
 func (p process) name() string { return p.Role + "/" + p.ID }
 
-func (p process) region() string {
-	r, _, _ := strings.Cut(strings.TrimPrefix(p.ID, "global/"), "/")
-	return r
-}
-
 func up(bin, dir string, flags ...string) (*world, error) {
 	w := &world{dir: dir, bin: bin, flags: append([]string{"up", "--detach"}, flags...)}
 	if out, code := w.cellgate(w.flags...); code != 0 {
