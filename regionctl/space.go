@@ -76,17 +76,6 @@ func anyFull(members []store.Usage) bool {
 	return false
 }
 
-// tightness is the fullest member's part of its quota, 0…1.
-func tightness(members []store.Usage) float64 {
-	most := 0.0
-	for _, u := range members {
-		if u.Quota > 0 {
-			most = max(most, float64(u.Size)/float64(u.Quota))
-		}
-	}
-	return most
-}
-
 // spaceWarnings says what operators should know of the sizes, and what to do.
 func (c *Controller) spaceWarnings() []string {
 	var out []string
