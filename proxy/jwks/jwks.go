@@ -207,19 +207,21 @@ func (one *provider) waiters() chan struct{} {
 // loop fetches at once (after a jitter when there are keys from disk, so that a restarted fleet isn't a herd), then
 // when asked, when a fetch failed, and when the set is old.
 func (p *Pool) loop(ctx context.Context, one *provider) {
-	delay, failed := time.Duration(0), first
+	failed := first
+	var next <-chan time.Time // nil before the first fetch
 	if one.keys.Load() != nil {
-		delay = time.Duration(rand.Int64N(int64(2 * time.Second)))
+		next = time.After(time.Duration(rand.Int64N(int64(2 * time.Second))))
 	}
 	for {
-		timer := time.NewTimer(delay)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
+		if next != nil {
+			select {
+			case <-ctx.Done():
+			case <-one.ask:
+			case <-next:
+			}
+		}
+		if ctx.Err() != nil {
 			return
-		case <-one.ask:
-			timer.Stop()
-		case <-timer.C:
 		}
 		one.begin(time.Now())
 		err := p.fetch(ctx, one)
@@ -227,14 +229,14 @@ func (p *Pool) loop(ctx context.Context, one *provider) {
 			one.release(done)
 		}
 		if err == nil {
-			delay, failed = Keep*9/10+time.Duration(rand.Int64N(int64(Keep/5))), first
+			next, failed = time.After(Keep*9/10+time.Duration(rand.Int64N(int64(Keep/5)))), first
 			continue
 		}
 		if one.keys.Load() != nil {
 			failed = spacing // nobody is waiting for it
 		}
 		p.opt.Log.Warn("key set not fetched", "url", one.url, "error", err, "have_keys", one.keys.Load() != nil, "again_in", failed)
-		delay, failed = failed/2+time.Duration(rand.Int64N(int64(failed))), min(2*failed, spacing)
+		next, failed = time.After(failed/2+time.Duration(rand.Int64N(int64(failed)))), min(2*failed, spacing)
 	}
 }
 
