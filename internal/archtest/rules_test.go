@@ -42,7 +42,7 @@ func floors() map[string]int {
 		"health/probe": hands, "capacity/planner": hands, "discovery": hands, "certs": hands, "console": hands,
 
 		"cmd": wiring, "sim": wiring,
-		"internal": beside, "test": beside,
+		"internal": beside, "test": beside, "bench": beside,
 	}
 }
 

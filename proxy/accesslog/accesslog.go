@@ -64,7 +64,7 @@ func newLog(path string, log *slog.Logger) *Log {
 	}
 	return &Log{
 		path: path, log: log, reopen: make(chan struct{}, 1), full: make(chan struct{}, 1),
-		scratch: sync.Pool{New: func() any { b := make([]byte, 0, 1024); return &b }},
+		scratch: sync.Pool{New: func() any { return &scratch{line: make([]byte, 0, 1024)} }},
 	}
 }
 
@@ -99,10 +99,9 @@ func (l *Log) Record(r *proxy.Record) {
 	if r.Path == proxy.ReadyPath && r.Route == "" && r.Status == 200 {
 		return
 	}
-	b := l.scratch.Get().(*[]byte)
-	*b = appendRecord((*b)[:0], r)
-	l.put(*b)
-	l.scratch.Put(b)
+	s := l.scratch.Get().(*scratch)
+	l.put(s.write(r))
+	l.scratch.Put(s)
 }
 
 func (l *Log) put(line []byte) {

@@ -33,7 +33,7 @@ func typical() *proxy.Record {
 }
 
 func TestALineIsOneJSONObjectOfAtMost500Bytes(t *testing.T) {
-	line := appendRecord(nil, typical())
+	line := new(scratch).write(typical())
 	var m map[string]any
 	if err := json.Unmarshal(line, &m); err != nil {
 		t.Fatalf("%s: %v", line, err)
@@ -41,7 +41,7 @@ func TestALineIsOneJSONObjectOfAtMost500Bytes(t *testing.T) {
 	if len(line) > 500 || m["ms"] != 1.235 || m["reason"] != "rate_consumer" || m["time"] != "2027-01-15T08:00:00.123Z" {
 		t.Errorf("%d bytes: %s", len(line), line)
 	}
-	empty := appendRecord(nil, &proxy.Record{})
+	empty := new(scratch).write(&proxy.Record{})
 	if err := json.Unmarshal(empty, &m); err != nil {
 		t.Errorf("%s: %v", empty, err)
 	}
@@ -52,7 +52,7 @@ func FuzzNoClientCanBreakOrForgeALine(f *testing.F) {
 	f.Fuzz(func(t *testing.T, path, method, host string) {
 		r := typical()
 		r.Path, r.Method, r.Host = path, method, host
-		line := appendRecord(nil, r)
+		line := new(scratch).write(r)
 		if bytes.Count(line, []byte("\n")) != 1 || !utf8.Valid(line) || len(line) > 2500 {
 			t.Fatalf("%q", line)
 		}
@@ -181,5 +181,13 @@ func TestRecordDoesNotAllocate(t *testing.T) {
 	r := typical()
 	if n := testing.AllocsPerRun(1000, func() { l.Record(r) }); n > 0 {
 		t.Errorf("%v allocations", n)
+	}
+}
+
+func BenchmarkRecord(b *testing.B) {
+	r, s := typical(), new(scratch)
+	b.ReportAllocs()
+	for b.Loop() {
+		s.write(r)
 	}
 }

@@ -14,10 +14,16 @@ const (
 	maxWord = 64
 )
 
-// appendRecord writes the line of one exchange. Empty members are left out; times are in milliseconds.
-func appendRecord(b []byte, r *proxy.Record) []byte {
-	b = append(b, `{"time":"`...)
-	b = r.Start.UTC().AppendFormat(b, "2006-01-02T15:04:05.000Z")
+// scratch is where a line is made. Lines of the same second share the text of their date.
+type scratch struct {
+	line   []byte
+	second int64
+	date   []byte
+}
+
+// write makes the line of one exchange. Empty members are left out; times are in milliseconds.
+func (s *scratch) write(r *proxy.Record) []byte {
+	b := s.appendTime(append(s.line[:0], `{"time":"`...), r.Start)
 	b = append(b, `","status":`...)
 	b = strconv.AppendInt(b, int64(r.Status), 10)
 	b = text(b, "reason", r.Reason.String(), maxWord)
@@ -49,8 +55,20 @@ func appendRecord(b []byte, r *proxy.Record) []byte {
 	b = number(b, "out", r.BytesOut)
 	b = flag(b, "truncated", r.Truncated)
 	b = number(b, "version", int64(r.Snapshot))
-	return append(b, '}', '\n')
+	s.line = append(b, '}', '\n')
+	return s.line
 }
+
+// appendTime writes RFC 3339 in UTC with milliseconds.
+func (s *scratch) appendTime(b []byte, t time.Time) []byte {
+	if at := t.Unix(); at != s.second || len(s.date) == 0 {
+		s.second, s.date = at, t.UTC().AppendFormat(s.date[:0], "2006-01-02T15:04:05.")
+	}
+	ms := t.Nanosecond() / int(time.Millisecond)
+	return append(append(b, s.date...), digit(ms/100), digit(ms/10), digit(ms), 'Z')
+}
+
+func digit(n int) byte { return byte('0' + n%10) }
 
 func name(b []byte, key string) []byte {
 	b = append(b, ',', '"')
@@ -66,7 +84,9 @@ func number(b []byte, key string, n int64) []byte {
 }
 
 func millis(b []byte, key string, d time.Duration) []byte {
-	return strconv.AppendFloat(name(b, key), float64(d)/float64(time.Millisecond), 'f', 3, 64)
+	us := int(max(d, 0).Round(time.Microsecond) / time.Microsecond)
+	b = strconv.AppendInt(name(b, key), int64(us/1000), 10)
+	return append(b, '.', digit(us/100), digit(us/10), digit(us))
 }
 
 func flag(b []byte, key string, v bool) []byte {
@@ -88,7 +108,12 @@ func text(b []byte, key, s string, limit int) []byte {
 		s = s[:limit]
 	}
 	b = append(name(b, key), '"')
-	for i := 0; i < len(s); {
+	plain := 0
+	for plain < len(s) && harmless(s[plain]) {
+		plain++
+	}
+	b = append(b, s[:plain]...)
+	for i := plain; i < len(s); {
 		c := s[i]
 		if c >= utf8.RuneSelf {
 			r, n := utf8.DecodeRuneInString(s[i:])
@@ -109,5 +134,8 @@ func text(b []byte, key, s string, limit int) []byte {
 	}
 	return append(b, '"')
 }
+
+// harmless says whether a byte stands for itself in a JSON string.
+func harmless(c byte) bool { return c >= 0x20 && c < 0x7f && c != '"' && c != '\\' }
 
 const hex = "0123456789abcdef"

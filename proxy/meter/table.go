@@ -14,6 +14,7 @@ type table[K comparable] struct {
 	mu   sync.Mutex // guards the replacement of keys, and free
 	keys atomic.Pointer[map[K]*place]
 	free []int
+	full atomic.Bool // no number is free: newcomers needn't ask for the lock
 }
 
 // place is one number in use. Seen is when it was last asked for, in Unix seconds.
@@ -35,6 +36,9 @@ func newTable[K comparable](most int) *table[K] {
 func (t *table[K]) number(k K, now time.Time) int {
 	p := (*t.keys.Load())[k]
 	if p == nil {
+		if t.full.Load() {
+			return 0
+		}
 		return t.add(k, now)
 	}
 	if at := now.Unix(); p.seen.Load() != at {
@@ -58,12 +62,13 @@ func (t *table[K]) add(k K, now time.Time) int {
 	if p := old[k]; p != nil {
 		return p.number
 	}
-	if len(t.free) == 0 {
+	if len(t.free) == 0 { // it may have been taken in this moment
 		return 0
 	}
 	p := &place{number: t.free[len(t.free)-1]}
 	p.seen.Store(now.Unix())
 	t.free = t.free[:len(t.free)-1]
+	t.full.Store(len(t.free) == 0)
 	next := maps.Clone(old)
 	next[own(k)] = p
 	t.keys.Store(&next)
@@ -100,4 +105,5 @@ func (t *table[K]) release(numbers []int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.free = append(t.free, numbers...)
+	t.full.Store(len(t.free) == 0)
 }
