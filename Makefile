@@ -81,9 +81,10 @@ drills: build
 	for d in $(DRILLS); do echo "== $$d"; $(BIN)/regionctl drill run $$d --world $(DRILLDIR) || code=1; done; \
 	$(BIN)/regionctl drill list --world $(DRILLDIR); $(BIN)/cellgate down --dir $(DRILLDIR); exit $$code
 
-# CPU time per request and per answer beside peers; needs nginx, haproxy, wrk, curl and dnsperf, knot, nsd.
+# CPU time per request and per answer beside peers; needs nginx, haproxy, wrk, h2load and dnsperf, knot, nsd.
+# BENCH narrows it: make bench-http BENCH="--rows plain,tls --rounds 10"
 bench-http:
-	bench/http/run.sh
+	$(GO) run ./bench/http $(BENCH)
 
 bench-dns:
 	bench/dns/run.sh

@@ -5,7 +5,7 @@
 // ratios are medians of ratios within one round. Ours does all that production does: 100,000 routes hit at random, rotating
 // JWTs, three buckets, deadlines, metrics, an access log to a file. The peers run bare.
 //
-//	go run ./bench/http                         # all rows, 6 rounds
+//	go run ./bench/http                         # all rows, 6 rounds: about ten minutes
 //	go run ./bench/http --rows plain,tls --rounds 10 --engine loop
 package main
 

@@ -69,6 +69,11 @@ type result struct {
 
 func measure(s *stage, r row, o options) (*result, error) {
 	res := &result{row: r}
+	for _, c := range r.candidates { // connections, caches: what a process has after its first seconds
+		if _, err := r.load.drive(s, c.port, o.length); err != nil {
+			return nil, fmt.Errorf("row %s, %s: %w", r.name, c.name, err)
+		}
+	}
 	for round := range o.rounds {
 		samples := map[string]sample{}
 		for i := range r.candidates {

@@ -25,7 +25,7 @@ type KeySets interface {
 
 // Sizes of what a node remembers.
 const (
-	tokens  = 1 << 13
+	tokens  = 1 << 16
 	sources = 1 << 12
 )
 
