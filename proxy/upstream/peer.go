@@ -18,7 +18,8 @@ func peerDefinition(id string, endpoints []string) snapshot.Upstream {
 
 // NewPeers makes the pool to the peer listeners of another cell. It belongs to no snapshot: its owner sweeps and retires it.
 func NewPeers(id string, endpoints []string, cfg *tls.Config) (*Pool, error) {
-	p, err := newPool(peerDefinition(id, endpoints), &Options{Allow: snapshot.Loopback()})
+	opts := Options{Allow: snapshot.Loopback()}
+	p, err := newPool(peerDefinition(id, endpoints), &opts, newNames(opts))
 	if err != nil {
 		return nil, err
 	}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"log/slog"
 	"net"
 	"net/netip"
 	"sync"
@@ -44,6 +45,7 @@ type Pool struct {
 	mutual bool
 	auto   bool // plain on loopback, TLS elsewhere
 	opts   *Options
+	lookup *names
 
 	max, maxPending int
 
@@ -65,10 +67,13 @@ type Options struct {
 	Allow snapshot.Allow
 	// Lookup resolves names; nil means the system's resolver.
 	Lookup func(ctx context.Context, network, host string) ([]netip.Addr, error)
+	// NamesFile keeps what names resolved to over restarts; empty means nowhere.
+	NamesFile string
+	Log       *slog.Logger // nil = none
 }
 
-func newPool(u snapshot.Upstream, opts *Options) (*Pool, error) {
-	p := &Pool{ID: u.ID, Budget: new(retry.Budget), Timeouts: u.Timeouts.OrDefault(), names: u.Endpoints, opts: opts, max: u.Pool.MaxConnections, maxPending: u.Pool.MaxPending}
+func newPool(u snapshot.Upstream, opts *Options, names *names) (*Pool, error) {
+	p := &Pool{ID: u.ID, Budget: new(retry.Budget), Timeouts: u.Timeouts.OrDefault(), names: u.Endpoints, opts: opts, lookup: names, max: u.Pool.MaxConnections, maxPending: u.Pool.MaxPending}
 	if len(p.names) == 0 && u.Discovery.DNS != "" {
 		p.names = []string{u.Discovery.DNS}
 	}
@@ -236,7 +241,7 @@ func (p *Pool) dial(endpoint int, now, deadline time.Time) (*Conn, error) {
 }
 
 func (p *Pool) connect(ctx context.Context, at *place, now time.Time) (net.Conn, error) {
-	addr, err := at.address(ctx, p.opts.Lookup, now)
+	addr, err := at.address(ctx, p.lookup, now)
 	if err != nil {
 		return nil, err
 	}

@@ -225,36 +225,6 @@ func TestForbiddenAddressesAreNotDialled(t *testing.T) {
 	}
 }
 
-// G71: names are resolved again, and the last answer is kept when the resolver fails.
-func TestNamesAreResolvedAgainAndSurviveTheResolver(t *testing.T) {
-	now, asked := time.Now(), 0
-	answers := [][]netip.Addr{{netip.MustParseAddr("10.0.0.1")}, nil, {netip.MustParseAddr("10.0.0.2")}}
-	lookup := func(context.Context, string, string) ([]netip.Addr, error) {
-		a := answers[min(asked, 2)]
-		asked++
-		if a == nil {
-			return nil, errors.New("SERVFAIL")
-		}
-		return a, nil
-	}
-	p, err := parsePlace("orders.example:80")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i, want := range []string{"10.0.0.1:80", "10.0.0.1:80", "10.0.0.1:80", "10.0.0.2:80"} {
-		a, err := p.address(t.Context(), lookup, now)
-		if err != nil || a.String() != want {
-			t.Fatalf("step %d: %v %v, want %s", i, a, err, want)
-		}
-		if i > 0 {
-			now = now.Add(nameTTL)
-		}
-	}
-	if _, err := (&place{host: "none.example", port: 80}).address(t.Context(), func(context.Context, string, string) ([]netip.Addr, error) { return nil, nil }, now); !errors.Is(err, errNoAddress) {
-		t.Fatal(err)
-	}
-}
-
 func TestUpstreamTLSIsVerified(t *testing.T) {
 	key, _ := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{"orders.internal"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"sort"
 	"sync"
 	"time"
@@ -18,6 +17,7 @@ import (
 // known of an endpoint lasts while its upstream has it, under whatever definition: an ejected one stays out.
 type Registry struct {
 	opts  Options
+	names *names
 	mu    sync.Mutex
 	pools map[string]*Pool // by content
 	last  map[string]*Pool // by id: the pool made last, among pools
@@ -25,10 +25,7 @@ type Registry struct {
 
 // NewRegistry makes an empty registry.
 func NewRegistry(opts Options) *Registry {
-	if opts.Lookup == nil {
-		opts.Lookup = net.DefaultResolver.LookupNetIP
-	}
-	return &Registry{opts: opts, pools: map[string]*Pool{}, last: map[string]*Pool{}}
+	return &Registry{opts: opts, names: newNames(opts), pools: map[string]*Pool{}, last: map[string]*Pool{}}
 }
 
 // Pools gives the pool of every upstream, in their order, making those that are new. It changes nothing on an error.
@@ -46,7 +43,7 @@ func (r *Registry) Pools(us []snapshot.Upstream) ([]*Pool, error) {
 			out[i] = p
 			continue
 		}
-		p, err := newPool(u, &r.opts)
+		p, err := newPool(u, &r.opts, r.names)
 		if err != nil {
 			return nil, err
 		}
@@ -87,8 +84,9 @@ func (r *Registry) Retire(keep []*Pool) {
 	}
 }
 
-// Sweep closes connections that lay idle for too long.
+// Sweep closes connections that lay idle for too long, and stores what names have come to resolve to.
 func (r *Registry) Sweep(now time.Time) {
+	r.names.save()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, p := range r.pools {

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime"
 	"syscall"
 	"time"
@@ -40,9 +41,13 @@ type core struct {
 	applied time.Time
 }
 
-// newCore makes everything that needs no socket. Empty names stand for nothing of the kind.
-func newCore(log *slog.Logger, allow snapshot.Allow, keysDir, accessLog string, more ...proxy.Recorder) (c *core, err error) {
-	start := time.Now()
+// newCore makes everything that needs no socket. dir is where what others have told is kept over restarts; empty names stand
+// for nothing of the kind.
+func newCore(log *slog.Logger, allow snapshot.Allow, dir, accessLog string, more ...proxy.Recorder) (c *core, err error) {
+	start, keysDir, namesFile := time.Now(), "", ""
+	if dir != "" {
+		keysDir, namesFile = filepath.Join(dir, "jwks"), filepath.Join(dir, "upstream-names.json")
+	}
 	c = &core{log: log, meter: meter.New(), keys: jwks.New(jwks.Options{Allow: allow, Log: log, Dir: keysDir})}
 	recorders := append([]proxy.Recorder{c.meter}, more...)
 	if accessLog != "" {
@@ -56,7 +61,7 @@ func newCore(log *slog.Logger, allow snapshot.Allow, keysDir, accessLog string, 
 		Auth:      c.callers,
 		Limits:    callers.NewLimiter(start),
 		Recorders: recorders,
-		Upstream:  upstream.Options{Allow: allow},
+		Upstream:  upstream.Options{Allow: allow, NamesFile: namesFile, Log: log},
 	})
 	return c, nil
 }

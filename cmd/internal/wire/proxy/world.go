@@ -105,7 +105,7 @@ func newWorldNode(file string, log *slog.Logger) (*worldNode, error) {
 		return nil, err
 	}
 	n.tail = peer.NewForwarder(peer.ForwarderOptions{ID: boot.ID, TLS: n.toCell, Finished: func() uint64 { return n.server.Requests.Load() }})
-	if n.core, err = newCore(log.With("node", boot.ID), n.allow, filepath.Join(boot.DataDir, "jwks"), boot.AccessLog, n.tail); err != nil {
+	if n.core, err = newCore(log.With("node", boot.ID), n.allow, boot.DataDir, boot.AccessLog, n.tail); err != nil {
 		return nil, err
 	}
 	n.server.SetTail(n.tail)
