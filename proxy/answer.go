@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/cellgate/cellgate/proxy/http1"
@@ -11,7 +12,8 @@ import (
 // identify tells the client the request id.
 func identify(x *Exchange) { x.addString("X-Request-Id", x.ID()) }
 
-// explain makes the problem document (RFC 9457) of an own answer and the fields that its status asks for.
+// explain makes the problem document (RFC 9457) of an own answer, or its form for gRPC, and the fields that its status
+// asks for.
 func explain(x *Exchange) {
 	if x.Reason == reason.None {
 		return
@@ -30,9 +32,31 @@ func explain(x *Exchange) {
 	case x.Status == 503 && retryable(x.Reason):
 		x.addString("Retry-After", "1")
 	}
+	if x.grpc() {
+		x.trailersOnly()
+		return
+	}
 	x.addString("Content-Type", "application/problem+json")
 	x.addString("Cache-Control", "no-store")
 	x.problem()
+}
+
+// grpc says whether the caller speaks gRPC (E4). gRPC-Web is another protocol, whose clients read HTTP statuses.
+func (x *Exchange) grpc() bool {
+	v, _ := x.Request.Find("content-type")
+	const name = "application/grpc"
+	return len(v) >= len(name) && strings.EqualFold(text(v[:len(name)]), name) && (len(v) == len(name) || v[len(name)] == '+' || v[len(name)] == ';')
+}
+
+// trailersOnly is an own answer as gRPC wants it: HTTP 200, the status in a field, no body. A title is printable ASCII
+// without '%', so it is its own percent-encoding.
+func (x *Exchange) trailersOnly() {
+	x.Status = 200
+	x.addString("Content-Type", "application/grpc")
+	at := len(x.text)
+	x.text = strconv.AppendUint(x.text, uint64(x.Reason.GRPC()), 10)
+	x.addSpan("Grpc-Status", span{at, len(x.text)})
+	x.addString("Grpc-Message", x.Reason.Title())
 }
 
 // challenge is the WWW-Authenticate of RFC 6750, section 3.

@@ -39,8 +39,11 @@ type Exchange struct {
 	// Written by: admit.
 	id       [32]byte
 	table    *table
-	asked    time.Duration // the client's own limit; 0 = none
-	Deadline time.Time     // of the whole exchange; routing sets it
+	Deadline time.Time // of the whole exchange; routing sets it
+
+	// Written by: clientDeadline.
+	asked       time.Duration // the client's own limit; 0 = none
+	grpcTimeout bool          // it was given in gRPC's form
 
 	// Written by: target.
 	host    string
@@ -108,7 +111,7 @@ const maxExtra = 11
 // reset forgets the last request but keeps buffers.
 func (x *Exchange) reset() {
 	x.at, x.wait, x.Parked = 0, nil, false
-	x.table, x.asked, x.Deadline = nil, 0, time.Time{}
+	x.table, x.Deadline, x.asked, x.grpcTimeout = nil, time.Time{}, 0, false
 	x.host, x.path, x.query = "", "", ""
 	x.match, x.credentials, x.identity = program.Match{}, Credentials{}, Identity{}
 	x.Pool, x.Machine = nil, retry.Machine{}

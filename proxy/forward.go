@@ -29,9 +29,13 @@ func (x *Exchange) AppendRequest(dst []byte, length int64, now time.Time) []byte
 	if x.Pool.Mutual() && x.identity != (Identity{}) {
 		dst = http1.AppendLine(dst, "X-Caller", headerSafe(x.caller()))
 	}
+	left := max(1, x.UpstreamDeadline(now).Sub(now).Milliseconds())
 	dst = append(dst, "X-Request-Timeout-Ms: "...)
-	dst = strconv.AppendInt(dst, max(1, x.UpstreamDeadline(now).Sub(now).Milliseconds()), 10)
-	dst = append(dst, "\r\n"...)
+	dst = append(strconv.AppendInt(dst, left, 10), "\r\n"...)
+	if x.grpcTimeout {
+		dst = append(dst, "Grpc-Timeout: "...)
+		dst = append(strconv.AppendInt(dst, left, 10), "m\r\n"...)
+	}
 	if x.wantsTrailers() {
 		dst = append(dst, "TE: trailers\r\nConnection: TE\r\n"...)
 	}

@@ -71,17 +71,19 @@ type Recorder interface {
 
 // Record is what one exchange came to. Its strings may point into request buffers: valid during the call only.
 type Record struct {
-	Start      time.Time
-	Total      time.Duration // whole exchange as the client saw it
-	Upstream   time.Duration // of it, waiting for and reading from the upstream
-	RequestID  string
-	Peer       netip.Addr
-	Protocol   string // "HTTP/1.1", "HTTP/2.0"
-	TLS        bool
-	Method     string
-	Host       string
-	Path       string // normalised, without query
-	Status     int    // as sent; 499 when the client went away before the head
+	Start     time.Time
+	Total     time.Duration // whole exchange as the client saw it
+	Upstream  time.Duration // of it, waiting for and reading from the upstream
+	RequestID string
+	Peer      netip.Addr
+	Protocol  string // "HTTP/1.1", "HTTP/2.0"
+	TLS       bool
+	Method    string
+	Host      string
+	Path      string // normalised, without query
+	// Status as sent; 499 when the client went away before the head. An own answer to a gRPC caller counts by its reason,
+	// not by the 200 that was sent.
+	Status     int
 	Reason     reason.Reason
 	Snapshot   uint64 // number of the program that served it
 	Tenant     string

@@ -19,6 +19,7 @@ func clientDeadline(x *Exchange) Verdict {
 		if !ok {
 			return x.refuse(reason.DeadlineInvalid)
 		}
+		x.grpcTimeout = x.grpcTimeout || k == http1.GRPCTimeout
 		if d <= 0 {
 			return x.refuse(reason.DeadlineExpired)
 		}

@@ -64,11 +64,8 @@ func (x *Exchange) Stay() {
 
 // TurnedAway says whether the answer is that of a proxy that has done nothing with the request it was handed.
 func (x *Exchange) TurnedAway(res *http1.Response) bool {
-	if !x.handed || res.Status != reason.ForwardRefused.Status() {
-		return false
-	}
 	why, _ := res.Find("x-cellgate-reason")
-	return string(why) == reason.ForwardRefused.String() || string(why) == reason.Draining.String()
+	return x.handed && (string(why) == reason.ForwardRefused.String() || string(why) == reason.Draining.String())
 }
 
 // adopt takes over what the proxy that handed the request on says of it: who the client is, how it came, its id.

@@ -106,6 +106,28 @@ func (r Reason) String() string { return r.entry().token }
 // Status is the HTTP status of the answer; 0 for None.
 func (r Reason) Status() int { return r.entry().status }
 
+// GRPC is the gRPC status code of the answer to a gRPC caller (statuscodes.md of the gRPC project): what the caller may do
+// about it decides, as with the HTTP status.
+func (r Reason) GRPC() uint8 {
+	switch r.Status() {
+	case 401:
+		return 16 // UNAUTHENTICATED
+	case 403:
+		return 7 // PERMISSION_DENIED
+	case 404, 405:
+		return 12 // UNIMPLEMENTED
+	case 408, 504:
+		return 4 // DEADLINE_EXCEEDED
+	case 413, 429, 431:
+		return 8 // RESOURCE_EXHAUSTED
+	case 421, 503:
+		return 14 // UNAVAILABLE
+	case 499:
+		return 1 // CANCELLED
+	}
+	return 13 // INTERNAL
+}
+
 // Title is one sentence for people, the same for every occurrence (RFC 9457, section 3.1.3).
 func (r Reason) Title() string { return r.entry().title }
 
