@@ -14,7 +14,7 @@ CC_FOUND := $(shell command -v $$($(GO) env CC) 2>/dev/null)
 RACE     := $(if $(CC_FOUND),-race,)
 UNIT      = $(shell $(GO) list ./... | grep -v '/test/')
 
-.PHONY: all build up down test unit e2e e2e-long check lint fuzz bench bench-http bench-dns simulate soak drills clean
+.PHONY: all build up down test unit e2e e2e-long h2spec check lint fuzz bench bench-http bench-dns simulate soak drills clean
 
 # What `make soak` does to a world is its seed's (0 = a new one), for SOAK_TIME.
 SOAK_SEED ?= 0
@@ -47,6 +47,10 @@ e2e:
 # Losses without a leader, the tail of an evacuated cell, orders without the global store: worlds of their own.
 e2e-long: build
 	CELLGATE_TEST_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 10m -tags long -run 'Losses|Operators|TailOf' ./test/e2e
+
+# The conformance suite of HTTP/2, over TLS and with prior knowledge; needs openssl and curl, and the module proxy for h2spec.
+h2spec:
+	test/h2spec/run.sh
 
 check: lint test fuzz
 

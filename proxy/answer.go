@@ -148,16 +148,16 @@ func (x *Exchange) AppendFields(dst []byte) []byte {
 	return dst
 }
 
-// EachField gives the same fields one by one.
+// EachField gives the same fields one by one; the strings are valid during the call only.
 func (x *Exchange) EachField(give func(name, value string)) {
 	if x.Upstream != nil {
 		for i := range x.Upstream.Fields() {
 			if f := &x.Upstream.Fields()[i]; !f.Drop {
-				give(string(x.Upstream.Name(f)), string(x.Upstream.Value(f)))
+				give(text(x.Upstream.Name(f)), text(x.Upstream.Value(f)))
 			}
 		}
 	}
 	for _, e := range x.extra[:x.extras] {
-		give(e.name, string(x.text[e.value.start:e.value.end]))
+		give(e.name, text(x.text[e.value.start:e.value.end]))
 	}
 }

@@ -60,6 +60,7 @@ func sameFloor() map[string][]string {
 		"proxy/route":         {"proxy/path"},
 		"proxy/tail":          {"globalrouter/steer", "globalrouter/locate", "globalrouter/answer"},
 		"proxy/http1":         {"proxy/path"},
+		"proxy/http2":         {"proxy/http1"},
 		"proxy/program":       {"proxy/auth", "proxy/path", "proxy/route", "proxy/split", "proxy/limit", "proxy/retry"},
 	}
 }
@@ -90,8 +91,6 @@ func libraries() []library {
 		{"github.com/go-jose/go-jose", []string{"proxy/auth", "proxy/jwks", "cmd/internal/wire/cellgate"}, "JWS and keys: parsing and verifying without I/O; the sample identity provider"},
 		{"go.yaml.in/yaml", []string{"snapshot", "cmd"}, "authors' documents: nodes with line and column"},
 		{"golang.org/x/net/dns/dnsmessage", []string{"internal/dnsask"}, "what ordinary clients ask: readiness of a world, loads"},
-		{"golang.org/x/net/http2", []string{"proxy"}, "HTTP/2 until our own codec; hpack"},
-		{"golang.org/x/net/http/httpguts", []string{"proxy"}, "header rules"},
 		{"golang.org/x/net/idna", []string{"snapshot", "proxy/path"}, "host names"},
 		{"golang.org/x/net/publicsuffix", []string{"snapshot"}, "wildcard hosts"},
 		{"golang.org/x/sync", []string{"*"}, "errgroup, singleflight"},
@@ -107,7 +106,6 @@ func pureMayImport() map[string]string {
 		"github.com/go-jose/go-jose":    "bytes to verified claims, no I/O",
 		"golang.org/x/net/idna":         "a table",
 		"golang.org/x/net/publicsuffix": "a table",
-		"golang.org/x/net/http2/hpack":  "a codec",
 	}
 }
 

@@ -1,5 +1,5 @@
-// Package engine drives exchanges over connections: one goroutine per connection with the project's own HTTP/1.1, and
-// HTTP/2 through golang.org/x/net/http2, both into the same pipeline and the same forwarding.
+// Package engine drives exchanges over connections with the project's own HTTP/1.1 and HTTP/2: one goroutine per connection,
+// and for HTTP/2 one per stream, all into the same pipeline and the same forwarding.
 //
 //	e := engine.New(server, engine.Options{Log: log})
 //	err := e.Run(ctx, plain, secure)   // until ctx ends and the exchanges under way have ended, or the hard stop

@@ -1,269 +1,230 @@
-//lint:file-ignore SA1019 net/http has no successor of ServeConn, which takes over a connection whose first bytes were read.
-
 package engine
 
 import (
-	"context"
 	"errors"
-	"io"
-	"log"
-	"net"
-	"net/http"
 	"os"
-	"strconv"
 	"sync"
 	"time"
 
-	"golang.org/x/net/http2"
-
-	"github.com/cellgate/cellgate/proxy"
-	"github.com/cellgate/cellgate/proxy/http1"
-	"github.com/cellgate/cellgate/reason"
+	"github.com/cellgate/cellgate/proxy/http2"
 )
 
-// h2Front serves HTTP/2 connections through golang.org/x/net/http2. Connections belong to a generation; GOAWAY is sent
-// to a whole generation by shutting its server down.
+// h2Front keeps the HTTP/2 connections of an engine.
 type h2Front struct {
-	e   *Engine
-	mu  sync.Mutex
-	now *generation
+	e     *Engine
+	mu    sync.Mutex
+	conns map[*h2conn]struct{}
 }
 
-type generation struct {
-	base *http.Server
-	h2   *http2.Server
-}
+func (h *h2Front) init(e *Engine) { h.e, h.conns = e, map[*h2conn]struct{}{} }
 
-func (h *h2Front) init(e *Engine) {
-	h.e = e
-	h.now = h.generation()
-}
-
-func (h *h2Front) generation() *generation {
-	g := &generation{
-		base: &http.Server{Handler: http.HandlerFunc(h.handle), MaxHeaderBytes: http1.MaxHead, ErrorLog: log.New(io.Discard, "", 0)},
-		h2: &http2.Server{MaxConcurrentStreams: 100, IdleTimeout: h.e.opts.Idle, ReadIdleTimeout: 30 * time.Second, PingTimeout: 10 * time.Second,
-			WriteByteTimeout: 30 * time.Second, MaxReadFrameSize: 16 << 10},
-	}
-	if err := http2.ConfigureServer(g.base, g.h2); err != nil {
-		panic(err) // only for a TLS configuration without the required ciphers; there is none
-	}
-	return g
-}
-
-// goAway tells every connection of the current generation to open no more streams here.
+// goAway asks the clients of all connections to open no more streams on them.
 func (h *h2Front) goAway() {
 	h.mu.Lock()
-	old := h.now
-	h.now = h.generation()
-	h.mu.Unlock()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	_ = old.base.Shutdown(ctx) // it owns no listener: this only runs the hooks
+	defer h.mu.Unlock()
+	for q := range h.conns {
+		q.leave()
+	}
 }
 
-// serve takes a connection over; prefix is what has been read of it.
+// serve takes a connection over to its end; prefix is what has been read of it.
 func (h *h2Front) serve(c *conn, prefix []byte) {
 	c.busy.Store(true)
-	_ = c.nc.SetReadDeadline(time.Time{})
+	q := &h2conn{c: c, readBy: c.readBy}
 	h.mu.Lock()
-	g := h.now
+	h.conns[q] = struct{}{}
 	h.mu.Unlock()
-	var nc net.Conn = c.nc
-	if len(prefix) > 0 {
-		nc = &prefixed{c.nc, prefix}
-	}
-	ctx := context.WithValue(context.Background(), connKey{}, c)
-	g.h2.ServeConn(nc, &http2.ServeConnOpts{Context: ctx, BaseConfig: g.base, Handler: g.base.Handler})
-}
-
-type connKey struct{}
-
-type prefixed struct {
-	net.Conn
-	rest []byte
-}
-
-func (p *prefixed) Read(b []byte) (int, error) {
-	if len(p.rest) > 0 {
-		n := copy(b, p.rest)
-		p.rest = p.rest[n:]
-		return n, nil
-	}
-	return p.Conn.Read(b)
-}
-
-// handle runs one stream's exchange.
-func (h *h2Front) handle(w http.ResponseWriter, r *http.Request) {
-	c, s := r.Context().Value(connKey{}).(*conn), h.e.server
-	s.InFlight.Add(1)
-	defer func() {
-		s.InFlight.Add(-1)
-		if fault := recover(); fault != nil {
-			if fault != http.ErrAbortHandler {
-				h.e.caught(fault)
-			}
-			panic(http.ErrAbortHandler)
-		}
-	}()
-	x := s.Acquire()
-	st := &stream{x: x, w: w, r: r, ctl: http.NewResponseController(w), start: time.Now(), old: c.isOld(time.Now())}
-	x.Start, x.Peer, x.PeerText, x.TLS, x.Protocol = st.start, c.peer, c.text, c.secure, "HTTP/2.0"
-	x.Via = c.via
-	if why := st.request(); why != reason.None {
-		x.Refuse(why)
-		answer(x, st, true)
-	} else {
-		drive(x, st)
-	}
-	x.Finish(time.Now())
-	x.Scratch = x.Request.Scratch()
-	s.Release(x)
-	if st.aborted {
-		panic(http.ErrAbortHandler) // RST_STREAM: the client must not take the answer for whole
+	gone := q.read(prefix)
+	q.end(gone)
+	q.work.Wait()
+	h.mu.Lock()
+	delete(h.conns, q)
+	h.mu.Unlock()
+	if !gone {
+		c.linger()
 	}
 }
 
-// stream is the client's side of an exchange over HTTP/2.
-type stream struct {
-	x       *proxy.Exchange
-	w       http.ResponseWriter
-	r       *http.Request
-	ctl     *http.ResponseController
-	start   time.Time
-	got     int64
-	old     bool
-	aborted bool
-	trail   http1.Head
+// h2conn is one client connection that speaks HTTP/2. One goroutine reads and feeds the codec, one per stream runs its
+// exchange, and one sends while there is something to send: what comes together goes out together.
+type h2conn struct {
+	c    *conn
+	work sync.WaitGroup // exchanges and the sender
+
+	mu      sync.Mutex
+	codec   http2.Server
+	buffer  *[]byte   // that codec writes into; nil while there is nothing to write
+	sending bool      // the sender runs
+	ended   bool      // exchanges have nobody to answer any more
+	broken  bool      // nothing more can be sent
+	wanting bool      // an exchange waits for the output to become shorter, or for the connection's window
+	readBy  time.Time // the read deadline that is set
 }
 
-// request makes the exchange's request head from the stream's.
-func (s *stream) request() reason.Reason {
-	target, length := s.r.RequestURI, s.r.ContentLength
-	if s.r.Method == http.MethodConnect {
-		target, length = "/", 0
+// h2Buffers hold output; they keep the size that they have grown to.
+var h2Buffers = sync.Pool{New: func() any { b := make([]byte, 0, 16<<10); return &b }}
+
+// maxKept is the largest output buffer that is kept: HighWater, one frame, and a head.
+const maxKept = http2.HighWater + 48<<10
+
+func putOut(b *[]byte) {
+	if cap(*b) <= maxKept {
+		h2Buffers.Put(b)
 	}
-	req := &s.x.Request
-	if err := req.Begin(s.x.Scratch, s.r.Method, s.r.Host, target, length); err != nil {
-		return headReason(err)
-	}
-	if !s.framed() {
-		return reason.BadFraming
-	}
-	if len(s.r.Header["Expect"]) > 0 { // the library has taken out what it knows
-		return reason.BadRequest
-	}
-	for name, values := range s.r.Header {
-		for _, v := range values {
-			if err := req.Add(name, v); err != nil {
-				return headReason(err)
-			}
-		}
-	}
-	return reason.None
 }
 
-// framed says whether Content-Length, if there is one, is the only one and means what the stream says (RFC 9113,
-// section 8.1.1); the library looks at the first, and at none when the stream ends with its head.
-func (s *stream) framed() bool {
-	said := s.r.Header["Content-Length"]
-	if len(said) == 0 {
-		return true
+// lock must go before any use of the codec.
+func (q *h2conn) lock() {
+	q.mu.Lock()
+	if q.buffer == nil {
+		q.buffer = h2Buffers.Get().(*[]byte)
+		q.codec.Out(*q.buffer)
 	}
-	n, err := strconv.ParseUint(said[0], 10, 62)
-	return len(said) == 1 && err == nil && int64(n) == s.r.ContentLength
 }
 
-func (s *stream) Read(p []byte) (int, error) {
-	_ = s.ctl.SetReadDeadline(bodyDeadline(s.start, s.got, s.x.Deadline))
-	n, err := s.r.Body.Read(p)
-	s.got += int64(n)
+// unlock sees to what has become due: sending, if now says so, and the reader's deadline.
+func (q *h2conn) unlock(now bool) {
 	switch {
-	case err == nil || n > 0:
-		return n, nil
-	case errors.Is(err, io.EOF):
-		return 0, io.EOF
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		return 0, errBodyTimeout
-	}
-	return 0, errClientGone
-}
-
-func (s *stream) whole() ([]byte, bool, error) {
-	n := s.r.ContentLength
-	if n == 0 {
-		return nil, true, nil
-	}
-	if n < 0 || n > smallBody {
-		return nil, false, nil
-	}
-	b := make([]byte, n)
-	if _, err := io.ReadFull(s, b); err != nil {
-		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-			err = errBodyFraming
+	case q.sending:
+	case q.codec.Pending() == 0:
+		if q.codec.Streams() == 0 {
+			q.giveBuffer()
 		}
-		return nil, false, err
+	case now && !q.broken:
+		q.sending = true
+		q.work.Add(1)
+		go q.send()
 	}
-	return b, true, nil
+	switch due := q.codec.Due(); {
+	case q.codec.Over() || q.broken:
+		q.wakeReader(time.Unix(1, 0))
+	case due.Before(q.readBy):
+		q.wakeReader(due)
+	}
+	q.mu.Unlock()
 }
 
-// discard: a stream's unread body hinders nobody.
-func (s *stream) discard() bool { return true }
+func (q *h2conn) giveBuffer() {
+	*q.buffer = q.codec.Out(nil)[:0]
+	putOut(q.buffer)
+	q.buffer = nil
+}
 
-func (s *stream) trailers() *http1.Head {
-	if len(s.r.Trailer) == 0 {
-		return nil
+func (q *h2conn) wakeReader(at time.Time) {
+	if !q.readBy.Equal(at) {
+		q.readBy = at
+		_ = q.c.nc.SetReadDeadline(at)
 	}
-	s.trail.Empty(nil)
-	for name, values := range s.r.Trailer {
-		for _, v := range values {
-			if s.trail.Add(name, v) != nil {
-				return nil
+}
+
+// sendPatience is how long a client may take to read what one write sends.
+const sendPatience = 30 * time.Second
+
+// send writes until there is nothing more to write.
+func (q *h2conn) send() {
+	defer q.work.Done()
+	next := h2Buffers.Get().(*[]byte)
+	for {
+		q.mu.Lock()
+		if q.codec.Pending() == 0 || q.broken {
+			if q.sending = false; q.codec.Streams() == 0 {
+				q.giveBuffer()
 			}
+			q.mu.Unlock()
+			putOut(next)
+			return
+		}
+		*next = q.codec.Out(*next)
+		if q.wanting {
+			q.wakeWriters()
+		}
+		q.mu.Unlock()
+		q.c.armWrite(time.Now().Add(sendPatience))
+		if _, err := q.c.nc.Write(*next); err != nil {
+			q.end(true)
 		}
 	}
-	s.trail.DropKnown()
-	return &s.trail
 }
 
-func (s *stream) interrupt() {
-	_ = s.ctl.SetReadDeadline(time.Unix(1, 0))
-	_ = s.r.Body.Close()
-}
-
-func (s *stream) gone() bool { return s.r.Context().Err() != nil }
-
-func (s *stream) head(length int64, none bool) {
-	h := s.w.Header()
-	h["Content-Type"] = nil // or it would be guessed
-	s.x.EachField(h.Add)
-	if length >= 0 && s.x.Status != 204 {
-		h["Content-Length"] = []string{strconv.FormatInt(length, 10)}
-	}
-	if s.old || s.x.Draining() {
-		h["Connection"] = []string{"close"} // the library makes a GOAWAY of it
-	}
-	_ = s.ctl.SetWriteDeadline(s.x.Deadline.Add(time.Second))
-	s.w.WriteHeader(s.x.Status)
-}
-
-func (s *stream) data(p []byte) error {
-	_, err := s.w.Write(p)
-	return err
-}
-
-func (s *stream) flush() error { return s.ctl.Flush() }
-
-func (s *stream) end(trailers *http1.Head) error {
-	if trailers == nil {
-		return nil
-	}
-	for i := range trailers.Fields() {
-		if f := &trailers.Fields()[i]; !f.Drop {
-			s.w.Header().Add(http.TrailerPrefix+string(trailers.Name(f)), string(trailers.Value(f)))
+// wakeWriters lets exchanges try again that don't wait for their own stream's window.
+func (q *h2conn) wakeWriters() {
+	q.wanting = false
+	for s := range q.codec.Held {
+		if !s.Stalled() {
+			s.Owner.(*stream).mayWrite.signal()
 		}
 	}
-	return nil
 }
 
-func (s *stream) abort() { s.aborted = true }
+// end ends every wait: nothing more comes, and when the client is gone nothing can be sent either.
+func (q *h2conn) end(gone bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.ended, q.broken = true, q.broken || gone
+	for s := range q.codec.Held {
+		s.Owner.(*stream).signal()
+	}
+	q.wakeReader(time.Unix(1, 0))
+}
+
+func (q *h2conn) leave() {
+	q.lock()
+	q.codec.Leave(time.Now())
+	q.unlock(true)
+}
+
+// read feeds the codec until the connection is over. gone says that nobody is there to hear of it.
+func (q *h2conn) read(b []byte) (gone bool) {
+	c := q.c
+	spare := newStream(q)
+	defer func() { spare.free() }()
+	c.last = time.Now()
+	q.lock()
+	q.codec.Start(c.last, http2.Times{Idle: c.e.opts.Idle, Head: c.e.opts.HeaderTime})
+	for {
+		for len(b) > 0 {
+			n, ev := q.codec.Feed(b, &spare.Stream, c.last)
+			b = b[n:]
+			spare = q.happened(ev, spare)
+		}
+		if q.readBy.Before(c.last) {
+			q.readBy = q.codec.Due()
+			_ = c.nc.SetReadDeadline(q.readBy)
+		}
+		over, broken := q.codec.Over(), q.broken
+		q.unlock(true)
+		if over || broken {
+			return broken
+		}
+		n, err := c.nc.Read(*c.buf)
+		b = (*c.buf)[:n]
+		c.last = time.Now()
+		if n == 0 && !errors.Is(err, os.ErrDeadlineExceeded) {
+			return true
+		}
+		if q.lock(); n == 0 {
+			q.codec.Tick(c.last)
+		}
+	}
+}
+
+// happened does what an event asks for, and gives the stream that is spare from now on.
+func (q *h2conn) happened(ev http2.Event, spare *stream) *stream {
+	switch ev.Kind {
+	case http2.Opened:
+		q.work.Add(1)
+		go spare.serve(ev.Err)
+		return newStream(q)
+	case http2.Readable:
+		ev.Stream.Owner.(*stream).mayRead.signal()
+	case http2.Ended:
+		ev.Stream.Owner.(*stream).signal()
+	case http2.Writable:
+		if ev.Stream != nil {
+			ev.Stream.Owner.(*stream).mayWrite.signal()
+		} else {
+			q.wakeWriters()
+		}
+	}
+	return spare
+}

@@ -7,6 +7,7 @@ const (
 	isTarget             // request targets: visible ASCII but '#'
 	isHost               // registered names and addresses, without brackets and port
 	isHex
+	isLower // field names of HTTP/2: tokens without upper case
 )
 
 var class = func() (t [256]uint8) {
@@ -18,6 +19,7 @@ var class = func() (t [256]uint8) {
 	const alnum = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 	mark(alnum, isToken|isHost)
 	mark("!#$%&'*+-.^_`|~", isToken)
+	mark("abcdefghijklmnopqrstuvwxyz0123456789!#$%&'*+-.^_`|~", isLower)
 	mark("-._", isHost)
 	mark("0123456789abcdefABCDEF", isHex)
 	for c := 0x21; c < 0x7f; c++ {

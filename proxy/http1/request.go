@@ -155,8 +155,9 @@ func (r *Request) check() error {
 	if r.Chunked && (r.Length >= 0 || r.Minor == 0) {
 		return ErrFraming
 	}
-	if err := r.checkHost(); err != nil {
-		return err
+	hosts, err := r.checkHost()
+	if err != nil || hosts == 0 && r.Minor > 0 {
+		return ErrSyntax
 	}
 	if r.Minor == 0 {
 		r.Close = r.Close || !r.keep
@@ -164,8 +165,8 @@ func (r *Request) check() error {
 	return r.checkExpect()
 }
 
-func (r *Request) checkHost() error {
-	hosts := 0
+// checkHost says how many Host fields there are: one at most, and what an authority elsewhere says.
+func (r *Request) checkHost() (hosts int, err error) {
 	for i := range r.fields[:r.n] {
 		f := &r.fields[i]
 		if f.Kind != Host {
@@ -173,18 +174,18 @@ func (r *Request) checkHost() error {
 		}
 		v := r.Value(f)
 		if hosts++; !validAuthority(v) {
-			return ErrSyntax
+			return hosts, ErrSyntax
 		}
 		if r.authority.End == 0 {
 			r.authority = f.value
 		} else if hosts == 1 && string(r.Method()) != "CONNECT" && !bytes.EqualFold(v, r.Authority()) {
-			return ErrSyntax
+			return hosts, ErrSyntax
 		}
 	}
-	if hosts > 1 || hosts == 0 && r.Minor > 0 {
-		return ErrSyntax
+	if hosts > 1 {
+		return hosts, ErrSyntax
 	}
-	return nil
+	return hosts, nil
 }
 
 func (r *Request) checkExpect() error {

@@ -50,70 +50,6 @@ func AppendLastChunk(dst []byte, trailer *Head) []byte {
 	return append(dst, "\r\n"...)
 }
 
-// Add appends a field whose bytes are copied into the head's buffer. It is for heads that are built, not parsed
-// (HTTP/2 requests), after Begin. The rules of parsed fields hold: ErrTooMany, ErrFraming, ErrSyntax.
-func (h *Head) Add(name, value string) error {
-	if h.n == MaxFields {
-		return ErrTooMany
-	}
-	at := uint32(len(h.buf))
-	h.buf = append(h.buf, name...)
-	mid := uint32(len(h.buf))
-	h.buf = append(h.buf, value...)
-	f := &h.fields[h.n]
-	h.n++
-	f.name, f.value = Span{at, mid}, Span{mid, uint32(len(h.buf))}
-	f.Kind, f.Drop = classify(h.Name(f))
-	if len(h.buf) > MaxHead {
-		return ErrTooLarge
-	}
-	if !isTokenBytes(h.Name(f)) || !isValueBytes(h.Value(f)) {
-		return ErrSyntax
-	}
-	return nil
-}
-
-func isValueBytes(b []byte) bool {
-	for _, c := range b {
-		if class[c]&isValue == 0 {
-			return false
-		}
-	}
-	return true
-}
-
-// Begin makes r the head of a request that did not come as HTTP/1: scratch, emptied, becomes its buffer.
-// length is -1 for an unknown length, which is sent in chunks.
-func (r *Request) Begin(scratch []byte, method, authority, target string, length int64) error {
-	r.reset(scratch[:0])
-	r.Minor, r.Expect, r.Upgrade = 1, false, false
-	put := func(s string) Span {
-		at := uint32(len(r.buf))
-		r.buf = append(r.buf, s...)
-		return Span{at, uint32(len(r.buf))}
-	}
-	if len(target) > MaxTarget {
-		return ErrURL
-	}
-	if len(method)+len(authority) > MaxTarget {
-		return ErrTooLarge
-	}
-	r.method, r.authority, r.target = put(method), put(authority), put(target)
-	if !isTokenBytes(r.Method()) || !validAuthority(r.Authority()) || target == "" {
-		return ErrSyntax
-	}
-	for _, c := range r.Target() {
-		if class[c]&isTarget == 0 {
-			return ErrSyntax
-		}
-	}
-	if target[0] != '/' && (target != "*" || method != "OPTIONS") {
-		return ErrSyntax
-	}
-	r.Length, r.Chunked = length, length < 0
-	return nil
-}
-
 // Blank makes r a request of which nothing is known.
 func (r *Request) Blank() {
 	r.reset(nil)
@@ -121,12 +57,6 @@ func (r *Request) Blank() {
 	r.method, r.target, r.authority = Span{}, Span{}, Span{}
 	r.Expect, r.Upgrade = false, false
 }
-
-// Empty makes h a head without fields, over scratch.
-func (h *Head) Empty(scratch []byte) { h.reset(scratch[:0]) }
-
-// Scratch gives the buffer of a built head back for the next Begin.
-func (h *Head) Scratch() []byte { return h.buf[:0] }
 
 func phrase(status int) string {
 	if status >= 100 && status < len(phrases) {

@@ -1,0 +1,297 @@
+package engine
+
+import (
+	"io"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/cellgate/cellgate/proxy"
+	"github.com/cellgate/cellgate/proxy/http1"
+	"github.com/cellgate/cellgate/proxy/http2"
+)
+
+// stream is the client's side of an exchange over HTTP/2. The codec's part of it, and what is marked so, is guarded by the
+// connection's lock. It is pooled; between exchanges it belongs to its connection as the spare one.
+type stream struct {
+	http2.Stream
+	q         *h2conn
+	x         *proxy.Exchange
+	start     time.Time
+	got       int64 // body that Read has given
+	old       bool  // the client is asked to leave with the answer
+	continued bool  // the client need not wait for 100 Continue; guarded
+	stopped   bool  // nobody wants the rest of the body; guarded
+
+	mayRead, mayWrite waiter
+}
+
+// waiter lets one goroutine wait for a signal of others. A signal that nobody waits for is kept.
+type waiter struct {
+	ch    chan struct{}
+	timer *time.Timer
+}
+
+func (w *waiter) signal() {
+	select {
+	case w.ch <- struct{}{}:
+	default:
+	}
+}
+
+// wait says whether a signal came before the time.
+func (w *waiter) wait(by time.Time) bool {
+	d := time.Until(by)
+	if d <= 0 {
+		return false
+	}
+	if w.timer == nil {
+		w.timer = time.NewTimer(d)
+	} else {
+		w.timer.Reset(d)
+	}
+	defer w.timer.Stop()
+	select {
+	case <-w.ch:
+		return true
+	case <-w.timer.C:
+		return false
+	}
+}
+
+func (s *stream) signal() {
+	s.mayRead.signal()
+	s.mayWrite.signal()
+}
+
+var streams = sync.Pool{New: func() any {
+	s := &stream{mayRead: waiter{ch: make(chan struct{}, 1)}, mayWrite: waiter{ch: make(chan struct{}, 1)}}
+	s.Owner = s
+	return s
+}}
+
+// newStream gives a spare stream with an exchange of its own.
+func newStream(q *h2conn) *stream {
+	s := streams.Get().(*stream)
+	s.q, s.x = q, q.c.e.server.Acquire()
+	s.Request, s.Scratch = &s.x.Request, s.x.Scratch
+	return s
+}
+
+// free gives both back.
+func (s *stream) free() {
+	s.x.Scratch = s.x.Request.Scratch()
+	s.q.c.e.server.Release(s.x)
+	s.x, s.q, s.Request, s.Scratch = nil, nil, nil, nil
+	streams.Put(s)
+}
+
+// serve runs the exchange. refused is why its head must be.
+func (s *stream) serve(refused error) {
+	q, server := s.q, s.q.c.e.server
+	server.InFlight.Add(1)
+	sound := false
+	defer func() {
+		server.InFlight.Add(-1)
+		fault := recover()
+		q.c.e.caught(fault)
+		q.lock()
+		if !sound {
+			q.codec.Reset(&s.Stream, http2.InternalError)
+		}
+		q.codec.Finish(&s.Stream, time.Now())
+		q.unlock(true)
+		if sound {
+			s.free()
+		}
+		q.work.Done()
+	}()
+	x, c := s.x, q.c
+	s.start, s.got, s.continued, s.stopped = time.Now(), 0, false, false
+	s.old = c.isOld(s.start)
+	x.Start, x.Peer, x.PeerText, x.TLS, x.Protocol, x.Via = s.start, c.peer, c.text, c.secure, "HTTP/2.0", c.via
+	if refused != nil {
+		x.Refuse(headReason(refused))
+		answer(x, s, true)
+	} else {
+		drive(x, s)
+	}
+	x.Finish(time.Now())
+	sound = true
+}
+
+// over says whether the client is not there any more. The connection is locked.
+func (s *stream) over() bool {
+	_, failed := s.q.codec.Failed()
+	return failed || s.q.ended || s.Gone()
+}
+
+func (s *stream) gone() bool {
+	s.q.mu.Lock()
+	defer s.q.mu.Unlock()
+	return s.over()
+}
+
+// Read gives what has come of the body, or waits for more.
+func (s *stream) Read(p []byte) (int, error) {
+	for {
+		s.q.lock()
+		switch {
+		case s.over() || s.stopped:
+			s.q.unlock(false)
+			return 0, errClientGone
+		case len(s.Buffered()) > 0:
+			n := copy(p, s.Buffered())
+			s.q.codec.Use(&s.Stream, n)
+			s.q.unlock(true)
+			s.got += int64(n)
+			return n, nil
+		case s.Complete():
+			s.q.unlock(false)
+			return 0, io.EOF
+		}
+		s.sayContinue()
+		s.q.unlock(true)
+		if !s.mayRead.wait(bodyDeadline(s.start, s.got, s.x.Deadline)) {
+			return 0, errBodyTimeout
+		}
+	}
+}
+
+// sayContinue answers the expectation of a client that waits with its body. The connection is locked.
+func (s *stream) sayContinue() {
+	if s.x.Request.Expect && !s.continued && s.q.codec.BeginHead(&s.Stream, 100) {
+		s.q.codec.EndHead(&s.Stream, -1, false)
+	}
+	s.continued = true
+}
+
+// whole waits for the end of a short body. It stays where it is until the stream's end.
+func (s *stream) whole() ([]byte, bool, error) {
+	r := &s.x.Request
+	for r.Length <= smallBody {
+		s.q.lock()
+		b, complete, over := s.Buffered(), s.Complete(), s.over()
+		if complete || over || r.Chunked {
+			s.q.unlock(false)
+			switch {
+			case over:
+				return nil, false, errClientGone
+			case r.Chunked && (!complete || s.Trailer != nil || len(b) > smallBody):
+				return nil, false, nil
+			}
+			return b, true, nil
+		}
+		s.sayContinue()
+		s.q.unlock(true)
+		if !s.mayRead.wait(bodyDeadline(s.start, int64(len(b)), s.x.Deadline)) {
+			return nil, false, errBodyTimeout
+		}
+	}
+	return nil, false, nil
+}
+
+// discard: a stream's unread body hinders nobody.
+func (s *stream) discard() bool { return true }
+
+func (s *stream) trailers() *http1.Head {
+	s.q.mu.Lock()
+	defer s.q.mu.Unlock()
+	return s.Trailer
+}
+
+func (s *stream) interrupt() {
+	s.q.mu.Lock()
+	s.stopped = true
+	s.q.mu.Unlock()
+	s.mayRead.signal()
+}
+
+func (s *stream) head(length int64, none bool) {
+	q := s.q
+	q.lock()
+	if q.codec.BeginHead(&s.Stream, s.x.Status) {
+		s.x.EachField(func(name, value string) { http2.PutField(&q.codec, name, value) })
+		if length >= 0 && s.x.Status != 204 {
+			var digits [20]byte
+			http2.PutField(&q.codec, "content-length", strconv.AppendInt(digits[:0], length, 10))
+		}
+		q.codec.EndHead(&s.Stream, length, none)
+	}
+	if s.old || s.x.Draining() {
+		q.codec.Leave(time.Now())
+	}
+	q.unlock(false)
+}
+
+// early is the amount of waiting output that is worth sending before the exchange has to wait.
+const early = 16 << 10
+
+// data takes what the windows allow; for the rest it waits.
+func (s *stream) data(p []byte) error {
+	for {
+		s.q.lock()
+		if s.over() {
+			s.q.unlock(true)
+			return errClientGone
+		}
+		p = p[s.q.codec.Write(&s.Stream, p):]
+		s.q.wanting = s.q.wanting || len(p) > 0 && !s.Stalled()
+		s.q.unlock(len(p) > 0 || s.q.codec.Pending() >= early)
+		if len(p) == 0 {
+			return nil
+		}
+		if !s.mayWrite.wait(s.x.Deadline.Add(time.Second)) {
+			return errClientGone
+		}
+	}
+}
+
+func (s *stream) flush() error {
+	s.q.lock()
+	s.q.unlock(true)
+	return nil
+}
+
+func (s *stream) end(trailers *http1.Head) error {
+	s.q.lock()
+	defer s.q.unlock(true)
+	if s.over() {
+		return errClientGone
+	}
+	if !s.trailing(trailers) {
+		s.q.codec.End(&s.Stream)
+	}
+	return nil
+}
+
+// trailing ends the answer with trailers, if there are any that pass.
+func (s *stream) trailing(trailers *http1.Head) bool {
+	if trailers == nil {
+		return false
+	}
+	begun := false
+	for i := range trailers.Fields() {
+		f := &trailers.Fields()[i]
+		if f.Drop {
+			continue
+		}
+		if !begun && !s.q.codec.BeginHead(&s.Stream, 0) {
+			return false
+		}
+		begun = true
+		http2.PutField(&s.q.codec, trailers.Name(f), trailers.Value(f))
+	}
+	if begun {
+		s.q.codec.EndHead(&s.Stream, -1, true)
+	}
+	return begun
+}
+
+func (s *stream) abort() {
+	s.q.lock()
+	s.q.codec.Reset(&s.Stream, http2.InternalError)
+	s.q.unlock(true)
+}
+
+var _ client = (*stream)(nil)

@@ -1,0 +1,108 @@
+package http2
+
+import "time"
+
+// Times are the patience of a connection. Zero values are production's.
+type Times struct {
+	Idle time.Duration // without a stream; 75 s
+	Head time.Duration // for the preface with the first settings, and from a header block's beginning to its end; 10 s
+	Ping time.Duration // of silence before the client is asked whether it is there; 30 s
+	Pong time.Duration // for its answer; 10 s
+}
+
+func (t *Times) fill() {
+	set := func(d *time.Duration, v time.Duration) {
+		if *d == 0 {
+			*d = v
+		}
+	}
+	set(&t.Idle, 75*time.Second)
+	set(&t.Head, 10*time.Second)
+	set(&t.Ping, 30*time.Second)
+	set(&t.Pong, 10*time.Second)
+}
+
+// leaveOver is how long a client that answers no ping may open streams after it was asked not to.
+const leaveOver = time.Second
+
+type clock struct {
+	read time.Time // when the last bytes came
+	idle time.Time // since when there is no stream
+	head time.Time // when a head that is not complete began; the connection's own at first
+	ping time.Time // when the client was asked; zero = not
+}
+
+func (k *clock) start(now time.Time) { k.read, k.idle, k.head = now, now, now }
+
+// leaving is how far the end of the connection has come (RFC 9113, section 6.8).
+type leaving struct {
+	asked bool      // the first GOAWAY is out, which refuses nothing yet
+	at    time.Time // and was sent then
+	said  bool      // the last one is out
+	upTo  uint32    // streams above are nobody's
+	heard bool      // the client has sent one
+}
+
+var leavePing = [8]byte{'l', 'e', 'a', 'v', 'e'}
+
+// Leave asks the client to open its next streams on another connection. Those that are on their way are served: the last
+// stream is named only once the client has seen the first GOAWAY.
+func (c *Server) Leave(now time.Time) {
+	if c.leaving.asked || c.failed {
+		return
+	}
+	c.leaving.asked, c.leaving.at = true, now
+	c.out = appendGoAway(c.out, maxStreamID, NoError)
+	c.out = appendPing(c.out, 0, leavePing)
+}
+
+func (c *Server) sayLast() {
+	if c.leaving.asked && !c.leaving.said {
+		c.leaving.said, c.leaving.upTo = true, c.last
+		c.out = appendGoAway(c.out, c.last, NoError)
+	}
+}
+
+// Due is when Tick is to be called if nothing comes before.
+func (c *Server) Due() time.Time {
+	due := c.clock.read.Add(c.times.Ping)
+	if !c.clock.ping.IsZero() {
+		due = c.clock.ping.Add(c.times.Pong)
+	}
+	first := func(t time.Time) {
+		if t.Before(due) {
+			due = t
+		}
+	}
+	if c.streams.n == 0 {
+		first(c.clock.idle.Add(c.times.Idle))
+	}
+	if c.cont != 0 || !c.settled {
+		first(c.clock.head.Add(c.times.Head))
+	}
+	if c.leaving.asked && !c.leaving.said {
+		first(c.leaving.at.Add(leaveOver))
+	}
+	return due
+}
+
+// Tick does what the time asks for.
+func (c *Server) Tick(now time.Time) {
+	past := func(since time.Time, d time.Duration) bool { return !since.IsZero() && !now.Before(since.Add(d)) }
+	switch {
+	case c.failed:
+	case (c.cont != 0 || !c.settled) && past(c.clock.head, c.times.Head):
+		c.fail(EnhanceYourCalm)
+	case past(c.clock.ping, c.times.Pong):
+		c.fail(NoError)
+	case c.streams.n == 0 && past(c.clock.idle, c.times.Idle):
+		c.Leave(now)
+		c.sayLast()
+	case c.leaving.asked && past(c.leaving.at, leaveOver):
+		c.sayLast()
+	}
+	if !c.failed && c.clock.ping.IsZero() && past(c.clock.read, c.times.Ping) {
+		c.clock.ping = now
+		c.out = appendPing(c.out, 0, [8]byte{})
+	}
+}
