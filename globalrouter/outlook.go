@@ -6,9 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
-	"os"
 	"slices"
 	"sync"
 	"time"
@@ -161,23 +159,12 @@ func (o *Outlook) Page() Page {
 
 // Load brings back the orders known before the restart; unreadable ones are told and left to the controllers.
 func (o *Outlook) Load() {
-	raw, err := os.ReadFile(o.File)
-	if errors.Is(err, fs.ErrNotExist) {
-		return
-	}
 	var stored storedOrders
-	if err == nil {
-		err = json.Unmarshal(raw, &stored)
-	}
-	if err == nil && stored.Form != ordersForm {
-		err = fmt.Errorf("form %d is not readable here", stored.Form)
-	}
+	_, err := durable.ReadForm(o.File, ordersForm, &stored)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, l := range stored.Lists {
-		if err == nil {
-			err = o.merge(l)
-		}
+		err = errors.Join(err, o.merge(l))
 	}
 	if err != nil {
 		o.Log.Error("stored evacuations are not usable; waiting for a controller to tell", "error", err)
@@ -191,11 +178,7 @@ func (o *Outlook) Order(envelope []byte) error {
 	if err := o.merge(signedOrders{o.Now(), envelope}); err != nil {
 		return err
 	}
-	raw, err := json.Marshal(storedOrders{ordersForm, o.lists})
-	if err == nil {
-		err = durable.Write(o.File, raw)
-	}
-	if err != nil {
+	if err := durable.WriteForm(o.File, storedOrders{ordersForm, o.lists}); err != nil {
 		o.Log.Error("evacuations not stored; they are lost on a restart", "error", err)
 	}
 	return nil

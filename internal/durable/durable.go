@@ -5,13 +5,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 )
 
 // Write puts data under the path, readable by its owner only. When it returns nil the content has reached the disk under
 // that name; on an error, and at every instant in between, the name has its former content. The system calls in order:
 //
-//	open(dir/.name-*)  write  fsync  close  rename(→ path)  open(dir)  fsync  close
+//	open(dir/.name.underway-*)  write  fsync  close  rename(→ path)  open(dir)  fsync  close
 func Write(path string, data []byte) error {
 	if err := place(path, data); err != nil {
 		return err
@@ -19,9 +20,14 @@ func Write(path string, data []byte) error {
 	return Sync(filepath.Dir(path))
 }
 
+// underway marks files that are not whole yet; see Clear.
+const underway = ".underway-"
+
+func isLeftover(name string) bool { return name[0] == '.' && strings.Contains(name, underway) }
+
 // place does all of Write but the last line.
 func place(path string, data []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // mode 0600
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+underway+"*") // mode 0600
 	if err != nil {
 		return fmt.Errorf("durable: %w", err)
 	}

@@ -35,6 +35,54 @@ func TestAFailedWriteLeavesTheFormerContentAndNothingElse(t *testing.T) {
 	}
 }
 
+func TestWhatAKilledWriterLeftIsCleared(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{".state" + underway + "123", ".hidden", "state"} {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := Clear(dir); err != nil {
+		t.Fatal(err)
+	}
+	entries, _ := os.ReadDir(dir)
+	if len(entries) != 2 || entries[0].Name() != ".hidden" || entries[1].Name() != "state" {
+		t.Errorf("left: %v", entries)
+	}
+	if err := Clear(filepath.Join(dir, "none")); err == nil {
+		t.Error("cleared a directory that is not there")
+	}
+}
+
+func TestAFormIsReadBackOrSaysWhatIsWrong(t *testing.T) {
+	type kept struct {
+		Form int    `json:"form"`
+		Word string `json:"word"`
+	}
+	path := filepath.Join(t.TempDir(), "kept.json")
+	var got kept
+	if found, err := ReadForm(path, 2, &got); found || err != nil {
+		t.Fatalf("nothing there: %v, %v", found, err)
+	}
+	if err := WriteForm(path, kept{2, "here"}); err != nil {
+		t.Fatal(err)
+	}
+	if found, err := ReadForm(path, 2, &got); !found || err != nil || got.Word != "here" {
+		t.Fatalf("%v, %v, %+v", found, err, got)
+	}
+	for _, raw := range []string{"", "{", "null", "[]", `{"form":3}`, `{"form":0}`, `{"form":"1"}`, `{"form":1,"word":7}`, "\x00\x00"} {
+		if err := os.WriteFile(path, []byte(raw), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if found, err := ReadForm(path, 2, &kept{}); found || err == nil {
+			t.Errorf("%q: %v, %v", raw, found, err)
+		}
+	}
+	if found, err := ReadForm(t.TempDir(), 2, &got); found || err == nil {
+		t.Errorf("a directory: %v, %v", found, err)
+	}
+}
+
 func TestABatchIsWholeOrSaysWhatIsWrong(t *testing.T) {
 	dir := t.TempDir()
 	files := map[string][]byte{}

@@ -2,12 +2,9 @@ package agent
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
-	"os"
 	"sync"
 	"time"
 
@@ -116,11 +113,7 @@ func (d *denials) takeAll(now time.Time) {
 		return
 	}
 	d.put(now)
-	raw, err := json.Marshal(storedDenials{denialsForm, d.kept})
-	if err == nil {
-		err = durable.Write(d.file, raw)
-	}
-	if err != nil {
+	if err := durable.WriteForm(d.file, storedDenials{denialsForm, d.kept}); err != nil {
 		d.log.Error("denylist not stored; it is lost on a restart until a controller says it again", "error", err)
 	}
 }
@@ -217,21 +210,11 @@ func (d *denials) status(now time.Time) (entries int, age time.Duration) {
 
 // load brings back what was known before the restart. The list is not fresh by that.
 func (d *denials) load(now time.Time) {
-	raw, err := os.ReadFile(d.file)
-	if errors.Is(err, fs.ErrNotExist) {
-		return
-	}
 	var stored storedDenials
-	if err == nil {
-		err = json.Unmarshal(raw, &stored)
-	}
-	if err == nil && stored.Form != denialsForm {
-		err = fmt.Errorf("form %d is not readable here", stored.Form)
-	}
+	_, err := durable.ReadForm(d.file, denialsForm, &stored)
 	for _, l := range stored.Lists {
-		if err == nil {
-			_, err = d.take(l, now)
-		}
+		_, unusable := d.take(l, now)
+		err = errors.Join(err, unusable)
 	}
 	if err != nil {
 		d.log.Error("the stored denylist is not usable; waiting for a controller to say it", "error", err)

@@ -4,8 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"reflect"
 	"slices"
 	"time"
@@ -46,11 +44,7 @@ func (a *Agent) mergeOverrides(now time.Time) {
 			a.log.Warn("list of evacuations refused", "error", err)
 		}
 	}
-	raw, err := json.Marshal(storedLists{listsForm, a.kept})
-	if err == nil {
-		err = durable.Write(a.shelf.path("overrides.json"), raw)
-	}
-	if err != nil {
+	if err := durable.WriteForm(a.shelf.path("overrides.json"), storedLists{listsForm, a.kept}); err != nil {
 		a.log.Error("evacuations not stored; they are lost on a restart", "error", err)
 	}
 	a.judgeEvacuation(now)
@@ -111,7 +105,7 @@ func (a *Agent) judgeEvacuation(now time.Time) {
 			}
 		}
 	}
-	a.steer.order(since, forward)
+	a.steer.order(since, forward, a.orders)
 	if on == a.evacuate {
 		return
 	}
@@ -122,21 +116,10 @@ func (a *Agent) judgeEvacuation(now time.Time) {
 
 // loadOverrides brings back what was known before the restart.
 func (a *Agent) loadOverrides(now time.Time) {
-	raw, err := os.ReadFile(a.shelf.path("overrides.json"))
-	if errors.Is(err, fs.ErrNotExist) {
-		return
-	}
 	var stored storedLists
-	if err == nil {
-		err = json.Unmarshal(raw, &stored)
-	}
-	if err == nil && stored.Form != listsForm {
-		err = fmt.Errorf("form %d is not readable here", stored.Form)
-	}
+	_, err := durable.ReadForm(a.shelf.path("overrides.json"), listsForm, &stored)
 	for _, l := range stored.Lists {
-		if err == nil {
-			err = a.mergeList(l, now)
-		}
+		err = errors.Join(err, a.mergeList(l, now))
 	}
 	if err != nil {
 		a.log.Error("stored evacuations are not usable; waiting for a controller to tell", "error", err)

@@ -1,10 +1,7 @@
 package agent
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -81,21 +78,22 @@ func openShelf(dir string) (*shelf, error) {
 			return nil, fmt.Errorf("agent: data directory: %w", err)
 		}
 	}
-	raw, err := os.ReadFile(s.path("state.json"))
-	if errors.Is(err, fs.ErrNotExist) {
-		return s, nil
-	}
-	if err == nil {
-		err = json.Unmarshal(raw, &s.state)
-	}
-	if err == nil && s.state.Form != stateForm {
-		err = fmt.Errorf("form %d is not readable here", s.state.Form)
-	}
+	stored := s.state
+	found, err := durable.ReadForm(s.path("state.json"), stateForm, &stored)
 	if err != nil {
-		s.state = state{Form: stateForm}
 		return s, fmt.Errorf("agent: state file: %w", err)
 	}
+	if found {
+		s.state = stored
+	}
 	return s, nil
+}
+
+// clearLeftovers removes files that a killed process had not finished. On a disk that can't be written it changes nothing.
+func (s *shelf) clearLeftovers() {
+	for _, d := range []string{".", "manifests", "shards"} {
+		_ = durable.Clear(s.path(d))
+	}
 }
 
 func (s *shelf) path(parts ...string) string {
@@ -104,11 +102,7 @@ func (s *shelf) path(parts ...string) string {
 
 // save writes the state; on an error the former one stays on disk and in memory.
 func (s *shelf) save(next state) error {
-	raw, err := json.Marshal(next)
-	if err != nil {
-		return fmt.Errorf("agent: state: %w", err)
-	}
-	if err := durable.Write(s.path("state.json"), raw); err != nil {
+	if err := durable.WriteForm(s.path("state.json"), next); err != nil {
 		return err
 	}
 	s.state = next
