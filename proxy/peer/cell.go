@@ -11,25 +11,13 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/grpc/peer"
-
 	"github.com/cellgate/cellgate/nodeapi"
 )
-
-func callerOf(ctx context.Context) (caller, bool) {
-	p, ok := peer.FromContext(ctx)
-	if !ok {
-		return caller{}, false
-	}
-	c, ok := p.AuthInfo.(caller)
-	return c, ok
-}
 
 // How long one peer may take. A peer that stalls is passed over; when all were, each gets the patience of the next round.
 const (
 	askLimit = 2 * time.Second
-	askers   = 4        // at once
-	maxAsked = 16       // peers of one look
+	maxAsked = 16       // peers of one look, all at once: a look must not take longer for those that hang
 	maxOffer = 16 << 20 // bytes of one signed target
 )
 
@@ -40,16 +28,24 @@ type Cell struct {
 	Peers []string    // host:port of their peer listeners
 	TLS   *tls.Config // to a proxy of the world
 	Log   *slog.Logger
+
+	mu       sync.Mutex
+	answered []string // the peers that gave a target at the last look, the quickest first
 }
 
 func (c *Cell) client(address string) *nodeapi.Client {
 	return nodeapi.NewClient(nodeapi.Options{Controllers: []string{address}, TLS: c.TLS, Log: c.Log, MaxMessage: maxOffer})
 }
 
-// some are the peers in an order of chance, so that nodes that start together don't ask the same one.
+// some are the peers in an order of chance, so that nodes that start together don't ask the same one; those that answered
+// at the last look come first.
 func (c *Cell) some() []string {
 	all := slices.Clone(c.Peers)
 	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	live := slices.Clone(c.answered)
+	all = append(live, slices.DeleteFunc(all, func(p string) bool { return slices.Contains(live, p) })...)
 	return all[:min(len(all), maxAsked)]
 }
 
@@ -57,12 +53,10 @@ func (c *Cell) some() []string {
 func (c *Cell) Targets(ctx context.Context) [][]byte {
 	var mu sync.Mutex
 	var found [][]byte
+	var answered []string
 	var wg sync.WaitGroup
-	turn := make(chan struct{}, askers)
 	for _, p := range c.some() {
 		wg.Go(func() {
-			turn <- struct{}{}
-			defer func() { <-turn }()
 			ctx, cancel := context.WithTimeout(ctx, askLimit)
 			defer cancel()
 			reply, err := c.client(p).Poll(ctx, &nodeapi.Hello{})
@@ -73,13 +67,16 @@ func (c *Cell) Targets(ctx context.Context) [][]byte {
 			defer mu.Unlock()
 			for _, m := range reply.GetMessages() {
 				if e := m.GetTarget().GetEnvelope(); e != nil {
-					found = append(found, e)
+					found, answered = append(found, e), append(answered, p)
 					break // one is all that a peer serves
 				}
 			}
 		})
 	}
 	wg.Wait()
+	c.mu.Lock()
+	c.answered = answered
+	c.mu.Unlock()
 	return found
 }
 

@@ -172,6 +172,61 @@ func TestACellsConfigurationIsForItsOwnProxiesAlone(t *testing.T) {
 	}
 }
 
+// However many peers hang, a look takes as long as for one of them, and who answered is asked for the rest.
+func TestPeersThatHangCostALookOnce(t *testing.T) {
+	r := newRealm(t)
+	full := &shelf{target: []byte("signed target")}
+	d := full.add("manifest")
+	c := &peer.Cell{TLS: r.as(trust.RoleProxy, "e/a/1")}
+	for range 15 {
+		c.Peers = append(c.Peers, stalled(t))
+	}
+	c.Peers = append(c.Peers, r.serve("e/a/3", full))
+	begin := time.Now()
+	if got := c.Targets(t.Context()); len(got) != 1 {
+		t.Fatalf("targets %q", got)
+	}
+	for range 3 {
+		if _, err := c.Fetch(t.Context(), []string{d}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if took := time.Since(begin); took > 6*time.Second { // of the 10 s in which an empty node must be ready
+		t.Errorf("it took %v", took)
+	}
+}
+
+// Connections that do nothing, and those of other cells, keep nobody out.
+func TestIdleAndForeignPeersKeepNobodyOut(t *testing.T) {
+	r := newRealm(t)
+	at := r.serve("e/a/2", &shelf{target: []byte("signed target")})
+	hold := func(cfg *tls.Config) {
+		cfg.NextProtos = []string{"h2"}
+		c, err := tls.Dial("tcp", at, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		_, _ = c.Write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"))
+	}
+	own, foreign := r.as(trust.RoleProxy, "e/a/9"), r.as(trust.RoleProxy, "e/b/1")
+	asked := &peer.Cell{Peers: []string{at}, TLS: r.as(trust.RoleProxy, "e/a/1")}
+	for range 200 {
+		hold(foreign)
+	}
+	if got := asked.Targets(t.Context()); len(got) != 1 {
+		t.Error("peers of another cell take all places")
+	}
+	for range 100 {
+		hold(own)
+	}
+	for end := time.Now().Add(20 * time.Second); len(asked.Targets(t.Context())) == 0; {
+		if time.Now().After(end) {
+			t.Fatal("peers that do nothing hold all places")
+		}
+	}
+}
+
 func TestAPeerThatGivesOtherBytesIsPassedOver(t *testing.T) {
 	r := newRealm(t)
 	good := &shelf{target: []byte("t")}

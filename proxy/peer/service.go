@@ -9,10 +9,12 @@ import (
 	"errors"
 	"net"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
 	"github.com/cellgate/cellgate/cells"
@@ -26,6 +28,12 @@ const (
 	maxDigests = 100_000 // of one Fetch
 	maxConns   = 64
 	maxStreams = 8 // of one connection
+
+	// A peer that hangs, stops reading or reads byte by byte holds its place for no longer than a look takes.
+	maxAge   = 45 * time.Second
+	maxGrace = 15 * time.Second // for a Fetch under way
+	maxIdle  = 3 * time.Second
+	maxStart = 3 * time.Second // from the handshake to the first frame
 )
 
 // Shelf is what a node has to give.
@@ -56,7 +64,9 @@ func NewService(cell cells.CellID, shelf Shelf) *Service {
 		cell: cell, shelf: shelf, fetches: make(chan struct{}, maxFetches), held: make(chan struct{}, maxConns),
 		conns: make(chan net.Conn), done: make(chan struct{}),
 	}
-	s.server = grpc.NewServer(grpc.Creds(established{}), grpc.MaxConcurrentStreams(maxStreams), grpc.MaxRecvMsgSize(maxDigests*80))
+	s.server = grpc.NewServer(grpc.Creds(established{}), grpc.MaxConcurrentStreams(maxStreams), grpc.MaxRecvMsgSize(maxDigests*80),
+		grpc.ConnectionTimeout(maxStart),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: maxAge, MaxConnectionAgeGrace: maxGrace, MaxConnectionIdle: maxIdle}))
 	nodeapi.RegisterControllerServer(s.server, s)
 	return s
 }
@@ -74,8 +84,12 @@ func (s *Service) Run(ctx context.Context) error {
 	return nil
 }
 
-// Take serves one connection to its end.
+// Take serves one connection to its end. Whoever may not have the copy takes nobody's place.
 func (s *Service) Take(c *tls.Conn) {
+	id, err := trust.PeerIdentity(c.ConnectionState())
+	if err != nil || !s.may(id) {
+		return
+	}
 	select {
 	case s.held <- struct{}{}:
 		defer func() { <-s.held }()
@@ -125,15 +139,10 @@ func (q queue) Addr() net.Addr { return &net.TCPAddr{} }
 type established struct{}
 
 func (established) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	t, ok := c.(*taken)
-	if !ok {
+	if _, ok := c.(*taken); !ok {
 		return nil, nil, errors.New("peer: not a connection of the peer listener")
 	}
-	id, err := trust.PeerIdentity(t.ConnectionState())
-	if err != nil {
-		return nil, nil, err
-	}
-	return c, caller{credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}, id}, nil
+	return c, caller{credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}}, nil
 }
 
 func (established) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
@@ -145,31 +154,18 @@ func (established) Info() credentials.ProtocolInfo {
 func (e established) Clone() credentials.TransportCredentials { return e }
 func (established) OverrideServerName(string) error           { return nil }
 
-// caller is the peer by its certificate.
-type caller struct {
-	credentials.CommonAuthInfo
-	trust.Identity
-}
+// caller is a peer that Take has let in.
+type caller struct{ credentials.CommonAuthInfo }
 
 func (caller) AuthType() string { return "tls" }
 
-// admit says whether the caller may have the cell's configuration: a node gets only its own cell's data.
-func (s *Service) admit(ctx context.Context) error {
-	c, ok := callerOf(ctx)
-	switch {
-	case !ok || c.Role != trust.RoleProxy:
-		return status.Error(codes.Unauthenticated, "a proxy's certificate is needed")
-	case c.ID.Cell() != s.cell:
-		return status.Errorf(codes.PermissionDenied, "%s is not of the cell %s", c.Identity, s.cell)
-	}
-	return nil
+// may says whether somebody may have the cell's configuration: a node gets only its own cell's data.
+func (s *Service) may(id trust.Identity) bool {
+	return id.Role == trust.RoleProxy && id.ID.Cell() == s.cell
 }
 
 // Poll gives the signed target that the node serves, if there is one.
-func (s *Service) Poll(ctx context.Context, _ *nodeapi.Hello) (*nodeapi.PollReply, error) {
-	if err := s.admit(ctx); err != nil {
-		return nil, err
-	}
+func (s *Service) Poll(_ context.Context, _ *nodeapi.Hello) (*nodeapi.PollReply, error) {
 	reply := &nodeapi.PollReply{}
 	if t := s.shelf.Target(); t != nil {
 		reply.Messages = []*nodeapi.Down{{Message: &nodeapi.Down_Target{Target: &nodeapi.Signed{Envelope: t}}}}
@@ -180,9 +176,6 @@ func (s *Service) Poll(ctx context.Context, _ *nodeapi.Hello) (*nodeapi.PollRepl
 // Fetch streams blobs one after the other; a missing one ends the stream with NotFound.
 func (s *Service) Fetch(req *nodeapi.FetchRequest, stream nodeapi.Controller_FetchServer) error {
 	ctx := stream.Context()
-	if err := s.admit(ctx); err != nil {
-		return err
-	}
 	if len(req.Digests) > maxDigests {
 		return status.Errorf(codes.InvalidArgument, "at most %d digests at once", maxDigests)
 	}
