@@ -167,7 +167,7 @@ func (c *Controller) apiTLS() *tls.Config {
 	verify := trust.ServerTLS(c.opt.Signer, c.opt.Roots, trust.RoleOperator, trust.RolePlanner, trust.RoleController).VerifyConnection
 	return &tls.Config{
 		MinVersion:             tls.VersionTLS12,
-		Certificates:           []tls.Certificate{c.opt.APICert},
+		GetCertificate:         c.opt.APICert,
 		ClientAuth:             tls.RequestClientCert,
 		SessionTicketsDisabled: true,
 		VerifyConnection: func(s tls.ConnectionState) error {

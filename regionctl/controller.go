@@ -54,7 +54,7 @@ type Options struct {
 	Global, Regional store.Store
 	Signer           *trust.Signer
 	Roots            *trust.Roots
-	APICert          tls.Certificate
+	APICert          func(*tls.ClientHelloInfo) (*tls.Certificate, error) // of the API server
 	// NodeAPI and API are listening; Run closes them.
 	NodeAPI, API net.Listener
 	// Peers are the node APIs of the other regions' controllers; empty for a single region.
@@ -79,8 +79,8 @@ type Controller struct {
 	nodes    *fleet.Server
 	verdicts verdicts
 	names    names
-	// postedOverrides is the payload last shown. Written by: announceOrders.
-	postedOverrides []byte
+	// postedOverrides is what was last shown. Written by: announceOrders.
+	postedOverrides posted
 	ledger          *ledger
 	ordering        sync.Mutex // one regional order at a time: without the region's store it alone keeps the safety rules
 	couriers        map[cells.RegionID]*fleet.Courier

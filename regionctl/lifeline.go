@@ -123,7 +123,8 @@ func (c *Controller) absorb(read *absorbed, now time.Time) {
 
 // shownDenials is what the nodes were shown last. Owner: announceOrders.
 type shownDenials struct {
-	change uint64 // of the ledger
+	change uint64    // of the ledger
+	until  time.Time // when the certificate ends that the lists were signed with
 	lists  map[cells.RegionID]denylist.List
 	beat   time.Time
 	full   bool
@@ -132,7 +133,7 @@ type shownDenials struct {
 // post shows each region's nodes their denylist when it has changed, and its beat. Lists of other regions are for their
 // nodes that attach here while their own controller is away.
 func (s *shownDenials) post(c *Controller, now time.Time) error {
-	if change := c.ledger.change(); change != s.change || s.lists == nil {
+	if change, until := c.ledger.change(), c.opt.Signer.Expires(); change != s.change || !until.Equal(s.until) || s.lists == nil {
 		entries := denylist.Current(c.ledger.entries(), now)
 		s.lists = map[cells.RegionID]denylist.List{}
 		for _, r := range c.opt.Topology.Regions {
@@ -142,7 +143,7 @@ func (s *shownDenials) post(c *Controller, now time.Time) error {
 			}
 			s.lists[r.ID] = l
 		}
-		s.change, s.beat = change, now
+		s.change, s.until, s.beat = change, until, now
 		s.watchSize(c, len(denylist.Live(entries, now)))
 	}
 	if now.Sub(s.beat) < c.opt.DenyBeat {

@@ -2,10 +2,16 @@ package regionctl
 
 import (
 	"context"
+	"errors"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
+	"github.com/cellgate/cellgate/cells"
+	"github.com/cellgate/cellgate/denylist"
+	"github.com/cellgate/cellgate/regionctl/fleet"
 	"github.com/cellgate/cellgate/regionctl/rollout"
 	"github.com/cellgate/cellgate/snapshot"
 	"github.com/cellgate/cellgate/store"
@@ -78,11 +84,83 @@ func TestStandingTargetIsSignedAnewBeforeItsSignerEnds(t *testing.T) {
 	must(t, second.stepRollout(context.Background()))
 	after, err := b.global.Get(t.Context(), store.KeyTarget("eu-west"))
 	must(t, err)
-	if after.Modified == before.Modified || second.endsSoon(after.Value) {
+	if after.Modified == before.Modified || second.endsSoon(trust.KindTarget, after.Value) {
 		t.Fatal("the target that ends in 20 days still stands")
 	}
 	must(t, second.stepRollout(context.Background()))
 	if again, err := b.global.Get(t.Context(), store.KeyTarget("eu-west")); err != nil || again.Modified != after.Modified {
 		t.Fatalf("it was signed again: %v", err)
+	}
+}
+
+// signerFrom is a signer whose files renew replaces.
+func (b *bench) signerFrom(life time.Duration) (s *trust.Signer, renew func(life time.Duration)) {
+	b.t.Helper()
+	certFile, keyFile := filepath.Join(b.t.TempDir(), "cert"), filepath.Join(b.t.TempDir(), "key")
+	issue := func(life time.Duration) {
+		cert, key, err := b.ca.Issue(trust.Identity{World: "gw.test", Role: trust.RoleController, ID: "eu-west/1"}, nil, nil, b.now, life)
+		must(b.t, err)
+		must(b.t, os.WriteFile(certFile, cert, 0o600))
+		must(b.t, os.WriteFile(keyFile, key, 0o600))
+	}
+	issue(life)
+	s, err := trust.LoadSigner(certFile, keyFile)
+	must(b.t, err)
+	return s, func(life time.Duration) {
+		issue(life)
+		if changed, err := s.Reload(b.now); !changed || err != nil {
+			b.t.Fatalf("the renewed certificate was not taken: %v, %v", changed, err)
+		}
+	}
+}
+
+// A controller whose certificate is renewed while it runs signs everything anew that it shows: who starts later must be
+// able to verify it. Certificates of a day are as good as those of a year.
+func TestWhatAControllerShowsIsSignedAnewAfterARenewal(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	var renew func(time.Duration)
+	b.signer_, renew = b.signerFrom(24 * time.Hour)
+	c, end := b.incumbent(b.global.Join())
+	defer end()
+	b.publishDirect(c.Controller, 2)
+	b.beat(c.Controller)
+	c.ledger.add([]cells.Evacuation{{Form: 1, Cell: "eu-west/a", Reason: "r", Started: b.now, Expires: b.now.Add(72 * time.Hour)}},
+		[]denylist.Entry{{Kind: denylist.User, ID: "alice", Reason: "r", At: b.now, Expires: b.now.Add(72 * time.Hour)}}, b.now)
+	var lists shownDenials
+	var topology posted
+	show := func() (until [3]time.Time, target, plan time.Time) {
+		must(t, c.stepRollout(t.Context()))
+		in, err := c.steerInputs(t.Context(), c.Epoch, b.now)
+		must(t, err)
+		_, err = c.stepPlan(t.Context(), in, b.now, false)
+		must(t, err)
+		must(t, errors.Join(c.postOverrides(), lists.post(c.Controller, b.now), c.postSigned(fleet.KindTopology, trust.KindTopology, c.opt.Topology, &topology)))
+		e, err := b.global.Get(t.Context(), store.KeyTarget("eu-west"))
+		must(t, err)
+		p, err := b.global.Get(t.Context(), store.KeyPlan)
+		must(t, err)
+		c.intent.see(t.Context(), p.Modified)
+		return [3]time.Time{c.postedOverrides.until, lists.until, topology.until}, trust.Until(e.Value), trust.Until(p.Value)
+	}
+	show()
+	b.now = b.now.Add(16 * time.Hour)
+	first, target, plan := show()
+	renew(24 * time.Hour)
+	ends := c.opt.Signer.Expires()
+	for range 2 {
+		after, newTarget, newPlan := show()
+		if after != [3]time.Time{ends, ends, ends} || after == first {
+			t.Errorf("orders, denylist, topology: verifiable until %v, the certificate ends %v", after, ends)
+		}
+		if !newTarget.Equal(ends) || !newPlan.Equal(ends) {
+			t.Errorf("target until %v (was %v), plan until %v (was %v), the certificate ends %v", newTarget, target, newPlan, plan, ends)
+		}
+	}
+	at, err := b.global.Get(t.Context(), store.KeyTarget("eu-west"))
+	must(t, err)
+	show()
+	if again, err := b.global.Get(t.Context(), store.KeyTarget("eu-west")); err != nil || again.Modified != at.Modified {
+		t.Errorf("it is signed again and again: %v", err)
 	}
 }

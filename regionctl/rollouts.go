@@ -211,7 +211,7 @@ func (t *term) writeTargets(ctx context.Context) error {
 	var ops []store.Op
 	for _, target := range t.rolling.state.Targets(t.opt.Topology, t.Epoch) {
 		if e, ok := t.intent.get(store.KeyTarget(target.Region)); ok {
-			if have, err := t.target(e.Value); err == nil && sameTarget(have, &target) && !t.endsSoon(e.Value) {
+			if have, err := t.target(e.Value); err == nil && sameTarget(have, &target) && !t.endsSoon(trust.KindTarget, e.Value) {
 				continue
 			}
 		}
@@ -228,17 +228,19 @@ func (t *term) writeTargets(ctx context.Context) error {
 	return err
 }
 
-// renewAhead is how long before its signer's certificate ends a standing target is signed anew.
+// renewAhead is how long before its signer's certificate ends a standing target or plan is signed anew; where certificates
+// live shorter than twice that, half of what ours has left.
 const renewAhead = 30 * 24 * time.Hour
 
-// endsSoon says whether the target should be signed anew: its signer's certificate ends soon, and ours does not. A node
-// with an empty disk takes only what is valid now.
-func (t *term) endsSoon(envelope []byte) bool {
-	then := t.opt.Now().Add(renewAhead)
-	if !t.opt.Signer.Expires().After(then) {
+// endsSoon says whether what stands should be signed anew: its signer's certificate ends soon, and ours does not. A node or
+// router with an empty disk takes only what is valid now.
+func (t *term) endsSoon(kind string, envelope []byte) bool {
+	now := t.opt.Now()
+	ahead := min(renewAhead, t.opt.Signer.Expires().Sub(now)/2)
+	if ahead <= 0 {
 		return false
 	}
-	_, _, err := t.opt.Roots.Verify(trust.KindTarget, envelope, then, trust.RoleController)
+	_, _, err := t.opt.Roots.Verify(kind, envelope, now.Add(ahead), trust.RoleController)
 	return err != nil
 }
 

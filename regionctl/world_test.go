@@ -151,7 +151,7 @@ func (w *world) start(id cells.RegionID) *region {
 		Beat: 50 * time.Millisecond, DenyBeat: 500 * time.Millisecond, TTL: time.Second, Bake: 300 * time.Millisecond, Ramp: time.Second, DownAfter: time.Second, UpAfter: time.Second, FlapCap: 2 * time.Second,
 		OnInsufficient: rollout.OnInsufficientProceed,
 		Global:         global, Regional: regional,
-		Signer: w.signer(trust.RoleController, cells.NodeID(string(id)+"/1")), Roots: w.roots, APICert: w.cert,
+		Signer: w.signer(trust.RoleController, cells.NodeID(string(id)+"/1")), Roots: w.roots, APICert: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &w.cert, nil },
 		NodeAPI: nodes, API: api, Peers: peers, Now: time.Now, Log: w.log.With("region", string(id)),
 	})
 	must(w.t, err)

@@ -46,16 +46,17 @@ const (
 
 // Sign puts the payload into an envelope of the kind.
 func (s *Signer) Sign(kind string, payload []byte) ([]byte, error) {
-	if kind == "" || len(kind) > maxKind || len(payload) > MaxPayload || len(s.cert.Raw) > maxCert {
+	own := s.current.Load()
+	if kind == "" || len(kind) > maxKind || len(payload) > MaxPayload || len(own.cert.Raw) > maxCert {
 		return nil, fmt.Errorf("trust: envelope of kind %q with %d bytes is out of bounds", kind, len(payload))
 	}
-	b := make([]byte, 0, len(magic)+1+16+len(kind)+len(s.cert.Raw)+len(payload)+maxSig)
+	b := make([]byte, 0, len(magic)+1+16+len(kind)+len(own.cert.Raw)+len(payload)+maxSig)
 	b = append(b, magic...)
 	b = append(b, envelopeForm)
 	b = appendField(b, []byte(kind))
-	b = appendField(b, s.cert.Raw)
+	b = appendField(b, own.cert.Raw)
 	b = appendField(b, payload)
-	sig, err := ecdsa.SignASN1(rand.Reader, s.key, digest(b))
+	sig, err := ecdsa.SignASN1(rand.Reader, own.key, digest(b))
 	if err != nil {
 		return nil, fmt.Errorf("trust: sign %s: %w", kind, err)
 	}
@@ -105,6 +106,20 @@ func (r *Roots) VerifyNamed(kind string, envelope []byte, now time.Time, made fu
 		}
 	}
 	return nil, Identity{}, err
+}
+
+// Until is when the certificate of the envelope's signer ends: later, Verify doesn't take it. It is not verified; zero for
+// what is no envelope.
+func Until(envelope []byte) time.Time {
+	e, err := parseEnvelope(envelope)
+	if err != nil {
+		return time.Time{}
+	}
+	cert, err := x509.ParseCertificate(e.cert)
+	if err != nil {
+		return time.Time{}
+	}
+	return cert.NotAfter
 }
 
 // Payload reads an envelope of the kind without verifying who signed it: for a process that reads back what it wrote

@@ -9,11 +9,12 @@ import (
 )
 
 // ServerTLS accepts clients of the world that hold one of the roles. TLS 1.3 only; sessions are never resumed, since a
-// ticket would outlive the certificate and the roots that it was given under.
+// ticket would outlive the certificate and the roots that it was given under. Handshakes go by the certificate and the
+// roots of their moment: see Reload.
 func ServerTLS(s *Signer, r *Roots, roles ...Role) *tls.Config {
 	return &tls.Config{
 		MinVersion:             tls.VersionTLS13,
-		Certificates:           []tls.Certificate{s.tlsCertificate()},
+		GetCertificate:         func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return s.tlsCertificate(), nil },
 		ClientAuth:             tls.RequireAnyClientCert, // verified below, against our roots and roles
 		SessionTicketsDisabled: true,
 		VerifyConnection:       r.verifier(x509.ExtKeyUsageClientAuth, roles),
@@ -25,7 +26,7 @@ func ServerTLS(s *Signer, r *Roots, roles ...Role) *tls.Config {
 func ClientTLS(s *Signer, r *Roots, role Role) *tls.Config {
 	return &tls.Config{
 		MinVersion:             tls.VersionTLS13,
-		Certificates:           []tls.Certificate{s.tlsCertificate()},
+		GetClientCertificate:   func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return s.tlsCertificate(), nil },
 		InsecureSkipVerify:     true, // replaced by VerifyConnection: chain, expiry, world and role
 		SessionTicketsDisabled: true,
 		VerifyConnection:       r.verifier(x509.ExtKeyUsageServerAuth, []Role{role}),

@@ -7,10 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cellgate/cellgate/internal/certfile"
 )
 
 // TCP binds addr ("host:port", or ":port" for all addresses). shared uses SO_REUSEPORT, so that the processes of one cell
@@ -40,32 +41,15 @@ func reusePort(_, _ string, c syscall.RawConn) error {
 }
 
 // Certificate is an edge certificate from files. Reload replaces it for handshakes to come.
-type Certificate struct {
-	certFile, keyFile string
-	current           atomic.Pointer[tls.Certificate]
-}
+type Certificate struct{ *certfile.Pair }
 
 // LoadCertificate reads PEM files.
 func LoadCertificate(certFile, keyFile string) (*Certificate, error) {
-	c := &Certificate{certFile: certFile, keyFile: keyFile}
-	return c, c.Reload()
-}
-
-// Reload reads the files again. On an error the old certificate stays.
-func (c *Certificate) Reload() error {
-	pair, err := tls.LoadX509KeyPair(c.certFile, c.keyFile)
-	if err != nil {
-		return fmt.Errorf("certificate: %w", err)
-	}
-	c.current.Store(&pair)
-	return nil
+	pair, err := certfile.Load(certFile, keyFile)
+	return &Certificate{pair}, err
 }
 
 // Config serves this certificate for any name: TLS 1.3 and 1.2, HTTP/2 preferred.
 func (c *Certificate) Config() *tls.Config {
-	return &tls.Config{
-		MinVersion:     tls.VersionTLS12,
-		NextProtos:     []string{"h2", "http/1.1"},
-		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return c.current.Load(), nil },
-	}
+	return &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}, GetCertificate: c.Get}
 }

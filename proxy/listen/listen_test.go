@@ -79,13 +79,13 @@ func TestReloadedCertificateIsServedAndABadOneIsNot(t *testing.T) {
 	if serial() != 1 {
 		t.Fatal("replaced without being asked")
 	}
-	if err := c.Reload(); err != nil || serial() != 2 {
+	if changed, err := c.Reload(time.Now()); !changed || err != nil || serial() != 2 {
 		t.Fatal(err, serial())
 	}
 	if err := os.WriteFile(cert, []byte("none"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.Reload(); err == nil || serial() != 2 {
+	if _, err := c.Reload(time.Now()); err == nil || serial() != 2 {
 		t.Fatal("a bad certificate was taken")
 	}
 	if _, err := LoadCertificate(cert, key); err == nil {

@@ -3,6 +3,7 @@ package fleet
 import (
 	"bytes"
 	"sync"
+	"time"
 
 	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/nodeapi"
@@ -29,6 +30,8 @@ type Mail struct {
 	Epoch    uint64
 	Number   uint64
 	Envelope []byte
+	// Until is when the certificate of a target's or plan's signer ends: one that was signed anew replaces what says the same.
+	Until time.Time
 
 	stamp uint64 // order of posting on this board
 }
@@ -97,7 +100,10 @@ func fresher(m, old Mail) bool {
 	if m.Epoch != old.Epoch || m.Number != old.Number {
 		return m.Epoch > old.Epoch || m.Epoch == old.Epoch && m.Number > old.Number
 	}
-	return m.Kind >= KindTopology && !bytes.Equal(m.Envelope, old.Envelope)
+	if m.Kind < KindTopology {
+		return m.Until.After(old.Until)
+	}
+	return !bytes.Equal(m.Envelope, old.Envelope)
 }
 
 func (b *Board) stamped(m Mail) Mail {

@@ -102,6 +102,29 @@ func TestOlderMessagesNeverReplaceNewerOnes(t *testing.T) {
 	}
 }
 
+// What says the same under another signature replaces it when it can be verified for longer, and never the other way round:
+// two places that show one each don't take turns.
+func TestWhatWasSignedAnewReplacesWhatSaysTheSame(t *testing.T) {
+	b, now := NewBoard(), time.Now()
+	for _, kind := range []Kind{KindTarget, KindPlan} {
+		show := func(envelope string, until time.Duration) (string, uint64) {
+			b.Post(Mail{Kind: kind, Epoch: 3, Number: 4, Envelope: []byte(envelope), Until: now.Add(until)})
+			m, _ := b.read(kind, "eu-west")
+			return string(m.Envelope), m.stamp
+		}
+		_, first := show("old", time.Hour)
+		got, anew := show("new", 2*time.Hour)
+		if got != "new" || anew == first {
+			t.Errorf("kind %d: %s is shown", kind, got)
+		}
+		for _, e := range []string{"old", "new", "third"} {
+			if got, stamp := show(e, time.Hour); got != "new" || stamp != anew {
+				t.Errorf("kind %d: %s replaced it", kind, e)
+			}
+		}
+	}
+}
+
 func TestWhatAProcessHasAlreadyIsNotSentAgain(t *testing.T) {
 	hello := &nodeapi.Hello{TargetEpoch: 3, TargetNumber: 7}
 	if got := kindsOf(newSession(who(trust.RoleProxy, "eu-west/a/1"), hello, full()).due(time.Now())); got != "3(0.0) 2(0.0) " {

@@ -2,6 +2,7 @@ package contract
 
 import (
 	"crypto/tls"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -118,5 +119,50 @@ func TestThePeerListenerIsForProxiesOfTheWorldAlone(t *testing.T) {
 	bare := &http.Client{Timeout: 3 * time.Second, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true}}
 	if resp, err := bare.Get("https://" + g.boot.Peer.String() + "/open1"); err == nil {
 		t.Errorf("without a certificate: %d", resp.StatusCode)
+	}
+}
+
+// A renewed certificate is taken by every listener of a running node.
+func TestRenewedCertificatesNeedNoRestart(t *testing.T) {
+	g := newGateway(t)
+	g.boot.Peer = netip.MustParseAddrPort(harness.FreeAddr(t))
+	g.file = g.write("proxy.json", g.boot.encode())
+	defer g.control()()
+	g.publish(1)
+	harness.Start(t, "proxy", "serve", "--bootstrap", g.file)
+	g.becomes("version 1 to be served", g.shared("/open1"), "", 200, 10*time.Second)
+	asker, err := trust.LoadSigner(g.issue(trust.RoleProxy, "us-east/b/1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots, _ := trust.NewRoots(g.ca.CertPEM())
+	serial := func(at netip.AddrPort) string {
+		cfg := trust.ClientTLS(asker, roots, trust.RoleProxy)
+		cfg.NextProtos = []string{"http/1.1"}
+		c, err := tls.DialWithDialer(&net.Dialer{Timeout: 2 * time.Second}, "tcp", at.String(), cfg)
+		if err != nil {
+			return err.Error()
+		}
+		defer c.Close()
+		return c.ConnectionState().PeerCertificates[0].SerialNumber.String()
+	}
+	listeners := map[string]netip.AddrPort{"peers": g.boot.Peer, "clients": g.boot.SharedHTTPS, "operators": g.boot.Admin}
+	before := map[string]string{}
+	for name, at := range listeners {
+		before[name] = serial(at)
+	}
+	g.issue(trust.RoleProxy, theNode, "api.gw.test")
+	cert, err := trust.LoadSigner(g.boot.Identity["cert"], g.boot.Identity["key"])
+	if err != nil || cert.Identity().ID != theNode {
+		t.Fatal(err)
+	}
+	for name, at := range listeners {
+		harness.Eventually(t, 20*time.Second, "the renewed certificate at the listener for "+name, func() bool {
+			now := serial(at)
+			return now != before[name] && len(now) > 20 && !strings.Contains(now, " ")
+		})
+	}
+	if status, _, _ := g.get(g.shared("/open1"), ""); status != 200 {
+		t.Errorf("after the renewal: %d", status)
 	}
 }

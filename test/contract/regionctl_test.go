@@ -68,7 +68,7 @@ func newControlled(t *testing.T) *controlled {
 	c, err := regionctl.New(regionctl.Options{
 		World: "gw.test", ID: "eu-west/1", Region: "eu-west", Topology: topology, Zone: "gw.test", SteeredNames: []string{"api.gw.test"},
 		AdminTokenHash: "sha256:" + hex.EncodeToString(hash[:]), TTL: time.Second, Ramp: time.Second,
-		Global: mem.New(), Regional: mem.New(), Signer: signer, Roots: roots, APICert: cert, NodeAPI: nodes, API: api,
+		Global: mem.New(), Regional: mem.New(), Signer: signer, Roots: roots, APICert: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &cert, nil }, NodeAPI: nodes, API: api,
 		Now: time.Now, Log: slog.New(slog.DiscardHandler),
 	})
 	ok(err)

@@ -20,6 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/cellgate/cellgate/internal/certfile"
 	"github.com/cellgate/cellgate/trust"
 )
 
@@ -41,8 +42,9 @@ type Options struct {
 	Log   *slog.Logger
 }
 
-// Server is a bound admin server.
+// Server is a bound admin server. Its certificate may be renewed while it runs.
 type Server struct {
+	*certfile.Pair
 	opt      Options
 	listener net.Listener
 	http     *http.Server
@@ -50,7 +52,7 @@ type Server struct {
 
 // Listen binds the address, so that a port in use is told before anything else starts.
 func Listen(opt Options) (*Server, error) {
-	cert, err := tls.LoadX509KeyPair(opt.CertFile, opt.KeyFile)
+	cert, err := certfile.Load(opt.CertFile, opt.KeyFile)
 	if err != nil {
 		return nil, fmt.Errorf("admin: certificate: %w", err)
 	}
@@ -61,7 +63,7 @@ func Listen(opt Options) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("admin: %w", err)
 	}
-	s := &Server{opt: opt, listener: tls.NewListener(l, opt.tls(cert))}
+	s := &Server{Pair: cert, opt: opt, listener: tls.NewListener(l, opt.tls(cert))}
 	s.http = &http.Server{
 		Handler: s.routes(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second,
 		IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
@@ -71,10 +73,10 @@ func Listen(opt Options) (*Server, error) {
 }
 
 // tls asks for a client certificate and refuses one that is not of the world; none at all is left to the token.
-func (o Options) tls(cert tls.Certificate) *tls.Config {
+func (o Options) tls(cert *certfile.Pair) *tls.Config {
 	verify := trust.ServerTLS(o.Signer, o.Roots, trust.RoleOperator, trust.RoleController, trust.RolePlanner).VerifyConnection
 	return &tls.Config{
-		MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{cert}, ClientAuth: tls.RequestClientCert,
+		MinVersion: tls.VersionTLS12, GetCertificate: cert.Get, ClientAuth: tls.RequestClientCert,
 		SessionTicketsDisabled: true,
 		VerifyConnection: func(s tls.ConnectionState) error {
 			if len(s.PeerCertificates) == 0 {

@@ -16,6 +16,7 @@ import (
 	"github.com/cellgate/cellgate/cmd/internal/admin"
 	"github.com/cellgate/cellgate/cmd/internal/bootstrap"
 	"github.com/cellgate/cellgate/cmd/internal/cli"
+	"github.com/cellgate/cellgate/internal/certfile"
 	"github.com/cellgate/cellgate/trust"
 )
 
@@ -73,5 +74,8 @@ func serve(ctx context.Context, file string, log *slog.Logger) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return plan.Run(ctx) })
 	g.Go(func() error { return adm.Run(ctx) })
+	g.Go(func() error {
+		return certfile.Follow(ctx, log, map[string]certfile.File{"identity": signer, "roots": roots, "admin": adm})
+	})
 	return g.Wait()
 }

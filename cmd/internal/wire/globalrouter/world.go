@@ -20,6 +20,7 @@ import (
 	"github.com/cellgate/cellgate/cmd/internal/bootstrap"
 	"github.com/cellgate/cellgate/cmd/internal/cli"
 	"github.com/cellgate/cellgate/globalrouter"
+	"github.com/cellgate/cellgate/internal/certfile"
 	"github.com/cellgate/cellgate/nodeapi"
 	"github.com/cellgate/cellgate/trust"
 )
@@ -60,9 +61,6 @@ func inWorld(ctx context.Context, file string, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	if err := agent.Load(); err != nil {
-		return err
-	}
 	in := inbox{agent: agent, outlook: outlook, prober: prober, roots: roots, log: log}
 	name := fmt.Sprintf("%016x", rand.Uint64())
 	client := nodeapi.NewClient(nodeapi.Options{
@@ -94,6 +92,9 @@ func inWorld(ctx context.Context, file string, log *slog.Logger) error {
 		return err
 	}
 	if err := server.Bind(); err != nil {
+		return err // a second process with the same name ends here, before it touches the disk
+	}
+	if err := agent.Load(); err != nil {
 		return err
 	}
 	log.Info("globalrouter serves", "id", boot.ID, "zone", zone.Origin(), "listen", boot.Listen, "admin", boot.Admin)
@@ -109,6 +110,9 @@ func inWorld(ctx context.Context, file string, log *slog.Logger) error {
 		g.Go(func() error { return prober.Run(ctx) })
 	}
 	g.Go(func() error { return adm.Run(ctx) })
+	g.Go(func() error {
+		return certfile.Follow(ctx, log, map[string]certfile.File{"identity": signer, "roots": roots, "admin": adm})
+	})
 	return g.Wait()
 }
 

@@ -22,6 +22,7 @@ import (
 	"github.com/cellgate/cellgate/cmd/internal/bootstrap"
 	"github.com/cellgate/cellgate/cmd/internal/cli"
 	"github.com/cellgate/cellgate/health/probe"
+	"github.com/cellgate/cellgate/internal/certfile"
 	"github.com/cellgate/cellgate/nodeapi"
 	"github.com/cellgate/cellgate/report"
 	"github.com/cellgate/cellgate/trust"
@@ -91,6 +92,9 @@ func serve(ctx context.Context, file string, log *slog.Logger) error {
 	g.Go(func() error { return prober.Run(ctx) })
 	g.Go(func() error { return client.Run(ctx) })
 	g.Go(func() error { return adm.Run(ctx) })
+	g.Go(func() error {
+		return certfile.Follow(ctx, log, map[string]certfile.File{"identity": signer, "roots": roots, "admin": adm})
+	})
 	return g.Wait()
 }
 

@@ -227,7 +227,7 @@ func (c *core) reloadCertificate() {
 	if c.cert == nil {
 		return
 	}
-	if err := c.cert.Reload(); err != nil {
+	if _, err := c.cert.Reload(time.Now()); err != nil {
 		c.log.Error("certificate refused, the old one stays", "error", err)
 	}
 }

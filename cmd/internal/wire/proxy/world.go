@@ -23,6 +23,7 @@ import (
 	"github.com/cellgate/cellgate/cmd/internal/admin"
 	"github.com/cellgate/cellgate/cmd/internal/bootstrap"
 	"github.com/cellgate/cellgate/denylist"
+	"github.com/cellgate/cellgate/internal/certfile"
 	"github.com/cellgate/cellgate/proxy/agent"
 	"github.com/cellgate/cellgate/proxy/callers"
 	"github.com/cellgate/cellgate/proxy/engine"
@@ -262,6 +263,9 @@ func (n *worldNode) run(ctx context.Context, own []engine.Listener, adm *admin.S
 	g.Go(failing(n.copies.Run))
 	g.Go(failing(n.tail.Run))
 	g.Go(func() error { n.signals(below, n.reloadCertificate); return nil })
+	g.Go(func() error {
+		return certfile.Follow(below, n.log, map[string]certfile.File{"identity": n.signer, "roots": n.roots, "edge": n.cert, "admin": adm})
+	})
 	n.log.Info("node up", "own_http", n.boot.OwnHTTP, "own_https", n.boot.OwnHTTPS, "admin", n.boot.Admin, "data_dir", n.boot.DataDir)
 	g.Go(failing(func(ctx context.Context) error { n.agent.Boot(); return n.agent.Run(ctx) }))
 	g.Go(func() error {

@@ -2,7 +2,6 @@ package regionctl
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -14,8 +13,10 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/cellgate/cellgate/cmd/internal/bootstrap"
+	"github.com/cellgate/cellgate/internal/certfile"
 	"github.com/cellgate/cellgate/regionctl"
 	"github.com/cellgate/cellgate/store/etcd"
 	"github.com/cellgate/cellgate/trust"
@@ -56,7 +57,7 @@ func serve(ctx context.Context, file string, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	cert, err := tls.LoadX509KeyPair(b.APICert, b.APIKey)
+	cert, err := certfile.Load(b.APICert, b.APIKey)
 	if err != nil {
 		return fmt.Errorf("API certificate: %w", err)
 	}
@@ -87,7 +88,7 @@ func serve(ctx context.Context, file string, stderr io.Writer) error {
 		TTL: b.Timing.TTL, Bake: b.Timing.Bake, Ramp: b.Timing.Ramp,
 		DownAfter: b.Timing.DownAfter, UpAfter: b.Timing.UpAfter, FlapCap: b.Timing.FlapCap, OnInsufficient: b.Timing.OnInsufficient,
 		Global: global, Regional: regional,
-		Signer: signer, Roots: roots, APICert: cert, NodeAPI: nodes, API: api, Peers: b.Peers,
+		Signer: signer, Roots: roots, APICert: cert.Get, NodeAPI: nodes, API: api, Peers: b.Peers,
 		Now: time.Now, Log: log,
 	})
 	if err != nil {
@@ -95,5 +96,10 @@ func serve(ctx context.Context, file string, stderr io.Writer) error {
 	}
 	log.Info("controller started", "region", string(b.Region), "node_api", nodes.Addr().String(), "api", api.Addr().String(), "pid", os.Getpid())
 	defer log.Info("controller stopped")
-	return c.Run(ctx)
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return c.Run(ctx) })
+	g.Go(func() error {
+		return certfile.Follow(ctx, log, map[string]certfile.File{"identity": signer, "roots": roots, "API": cert})
+	})
+	return g.Wait()
 }
