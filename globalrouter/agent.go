@@ -59,6 +59,7 @@ func (a *Agent) Load() error {
 	if err := os.MkdirAll(a.Dir, 0o700); err != nil {
 		return fmt.Errorf("plans: %w", err)
 	}
+	_ = durable.Clear(a.Dir) // on a disk that can't be written, nothing is left either
 	files, err := a.files()
 	if err != nil {
 		return err
@@ -124,8 +125,11 @@ func (a *Agent) Accept(envelope []byte, source string, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	if !plan.Newer(a.held.Plan) {
+	switch held := a.held.Plan; {
+	case !plan.Newer(held):
 		return fmt.Errorf("%w: (%d, %d)", ErrOlder, plan.Epoch, plan.Number)
+	case plan.WentBack(held):
+		return fmt.Errorf("the plan (%d, %d) knows versions up to %d, the served one up to %d: the global store went back; it is kept until `regionctl recover`", plan.Epoch, plan.Number, plan.Head, held.Head)
 	}
 	if err := durable.Write(a.path(plan), envelope); err != nil {
 		return err

@@ -70,6 +70,39 @@ func TestOlderForgedAndBrokenPlansAreRefused(t *testing.T) {
 	}
 }
 
+// A plan of a store that was restored from a backup is refused under whatever epoch, also after a restart, until numbers
+// have gone on above what was seen.
+func TestAPlanOfAStoreThatWentBackIsRefused(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "plans")
+	a := testAgent(t, dir)
+	if err := a.Load(); err != nil {
+		t.Fatal(err)
+	}
+	of := func(epoch, number, head uint64) []byte {
+		p := numbered(epoch, number)
+		p.Head = head
+		return sealed(p)
+	}
+	if err := a.Accept(of(5, 7, 40), "push", time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	for _, life := range []string{"first", "second"} {
+		if err := a.Accept(of(9, 8, 39), "push", time.Now()); err == nil || errors.Is(err, ErrOlder) || !strings.Contains(err.Error(), "went back") || a.Held().Plan.Head != 40 {
+			t.Errorf("%s life: %v, %+v", life, err, a.Held().Plan)
+		}
+		a = testAgent(t, dir)
+		if err := a.Load(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := a.Accept(of(10, 9, 40), "push", time.Now()); err != nil {
+		t.Errorf("after the recovery: %v", err)
+	}
+	if err := a.Accept(of(10, 10, 0), "push", time.Now()); err != nil {
+		t.Errorf("of a leader that tells no head: %v", err)
+	}
+}
+
 // L7: with no controller the newest readable plan on disk is served; a spoilt file costs one plan, not the service.
 func TestPlansOnDiskOutliveTheProcess(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "plans")

@@ -87,8 +87,8 @@ func (c *Controller) seenHere() seen {
 		}
 	}
 	if e, ok := c.copied.get(store.KeyCopyPlan); ok {
-		if m, err := planOrder(c, e.Value); err == nil {
-			out.raise(m.Epoch, 0)
+		if p, err := c.openPlan(e.Value); err == nil {
+			out.raise(p.Epoch, p.Head)
 		}
 	}
 	return out

@@ -30,11 +30,9 @@ func (c *Controller) replicateTargets(ctx context.Context) error {
 // replicatePlan copies plan and evacuations. Routers are shown a new plan even when the region's store cannot take it:
 // where clients are sent must not depend on it.
 func (c *Controller) replicatePlan(ctx context.Context) error {
-	if err := c.postTopology(); err != nil {
-		return err
-	}
+	var topology posted
 	return c.onChange(ctx, "plan", func(ctx context.Context) error {
-		return errors.Join(c.postPlan(), c.copyPlan(ctx))
+		return errors.Join(c.postSigned(fleet.KindTopology, trust.KindTopology, c.opt.Topology, &topology), c.postPlan(), c.copyPlan(ctx))
 	})
 }
 
@@ -67,6 +65,9 @@ func (c *Controller) copyPlan(ctx context.Context) error {
 		return nil // what a store that went back says replaces nothing
 	}
 	if e, ok := c.intent.get(store.KeyPlan); ok {
+		if have, ok := c.copied.get(store.KeyCopyPlan); ok && c.planWentBack(e.Value, have.Value) {
+			return errors.New("regionctl: the plan knows fewer versions than the region's copy: the global store went back")
+		}
 		if err := c.copyValue(ctx, store.KeyCopyPlan, e.Value, planOrder); err != nil {
 			return err
 		}
@@ -204,19 +205,35 @@ func targetOrder(c *Controller, envelope []byte) (fleet.Mail, error) {
 	if err != nil {
 		return fleet.Mail{}, err
 	}
-	return fleet.Mail{Kind: fleet.KindTarget, Epoch: t.Epoch, Number: t.Number, Envelope: envelope}, nil
+	return fleet.Mail{Kind: fleet.KindTarget, Epoch: t.Epoch, Number: t.Number, Envelope: envelope, Until: trust.Until(envelope)}, nil
+}
+
+// openPlan opens a signed plan.
+func (c *Controller) openPlan(envelope []byte) (*steer.Plan, error) {
+	raw, _, err := c.opt.Roots.Verify(trust.KindPlan, envelope, c.opt.Now(), trust.RoleController)
+	if err != nil {
+		return nil, err
+	}
+	return steer.DecodePlan(raw)
+}
+
+// planWentBack says whether a plan comes from a store that forgot what the plan before knew. What is not readable is not
+// asked.
+func (c *Controller) planWentBack(envelope, before []byte) bool {
+	p, err := c.openPlan(envelope)
+	if err != nil {
+		return false
+	}
+	q, err := c.openPlan(before)
+	return err == nil && p.WentBack(q)
 }
 
 func planOrder(c *Controller, envelope []byte) (fleet.Mail, error) {
-	raw, _, err := c.opt.Roots.Verify(trust.KindPlan, envelope, c.opt.Now(), trust.RoleController)
+	p, err := c.openPlan(envelope)
 	if err != nil {
 		return fleet.Mail{}, err
 	}
-	p, err := steer.DecodePlan(raw)
-	if err != nil {
-		return fleet.Mail{}, err
-	}
-	return fleet.Mail{Kind: fleet.KindPlan, Epoch: p.Epoch, Number: p.Number, Envelope: envelope}, nil
+	return fleet.Mail{Kind: fleet.KindPlan, Epoch: p.Epoch, Number: p.Number, Envelope: envelope, Until: trust.Until(envelope)}, nil
 }
 
 // postTarget shows the region's nodes what the region's copy says; what the mirrored global store says while the region's
@@ -273,22 +290,25 @@ func (c *Controller) postOverrides() error {
 	return err
 }
 
-func (c *Controller) postTopology() error {
-	return c.postSigned(fleet.KindTopology, trust.KindTopology, c.opt.Topology, new([]byte))
+// posted is a message as it was last shown.
+type posted struct {
+	payload []byte
+	until   time.Time // when the certificate ends that it was signed with
 }
 
-// postSigned signs and shows a message unless the same payload is shown already: signatures differ every time.
-func (c *Controller) postSigned(kind fleet.Kind, envelopeKind string, v any, posted *[]byte) error {
-	payload := encode(v)
-	if string(*posted) == string(payload) {
+// postSigned signs and shows a message unless the same payload is shown already, by the same certificate: signatures differ
+// every time.
+func (c *Controller) postSigned(kind fleet.Kind, envelopeKind string, v any, last *posted) error {
+	next := posted{encode(v), c.opt.Signer.Expires()}
+	if string(last.payload) == string(next.payload) && last.until.Equal(next.until) {
 		return nil
 	}
-	envelope, err := c.opt.Signer.Sign(envelopeKind, payload)
+	envelope, err := c.opt.Signer.Sign(envelopeKind, next.payload)
 	if err != nil {
 		return err
 	}
 	c.board.Post(fleet.Mail{Kind: kind, Envelope: envelope})
-	*posted = payload
+	*last = next
 	return nil
 }
 

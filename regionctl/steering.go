@@ -75,6 +75,9 @@ func (t *term) stepPlan(ctx context.Context, in steer.Inputs, now time.Time, sav
 	}
 	next := steer.Step(state, in, now)
 	changed := next.Plan.Epoch != state.Plan.Epoch || next.Plan.Number != state.Plan.Number
+	if e, ok := t.intent.get(store.KeyPlan); ok && !changed {
+		changed = t.endsSoon(trust.KindPlan, e.Value)
+	}
 	if next.Refused != "" && next.Refused != state.Refused {
 		t.log.Warn("steering keeps the old plan", "why", next.Refused)
 	}
@@ -148,11 +151,13 @@ func (c *Controller) steerInputs(ctx context.Context, epoch uint64, now time.Tim
 	if err != nil {
 		return steer.Inputs{}, err
 	}
+	shown, _ := c.shown()
 	return steer.Inputs{
 		Topology:    c.opt.Topology,
 		Names:       names,
 		TTL:         c.opt.TTL,
 		Epoch:       epoch,
+		Head:        shown.Head,
 		Health:      c.verdicts.get(),
 		Load:        c.load(now),
 		Evacuations: c.evacuations(),

@@ -21,7 +21,10 @@ type Plan struct {
 	Epoch   uint64    `json:"epoch"`  // the leader's election revision
 	Number  uint64    `json:"number"` // strictly increasing within and across epochs
 	Created time.Time `json:"created"`
-	TTL     uint32    `json:"ttl"` // seconds, of steered answers
+	// Head is the highest version number given out when the plan was made. It never falls within one history of the store:
+	// see WentBack.
+	Head uint64 `json:"head,omitempty"`
+	TTL  uint32 `json:"ttl"` // seconds, of steered answers
 
 	// Cells in a fixed order; slots name them by index.
 	Cells []Cell `json:"cells"`

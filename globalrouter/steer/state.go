@@ -73,6 +73,7 @@ type Inputs struct {
 	Names map[string]string
 	TTL   time.Duration
 	Epoch uint64 // the leader's election revision; a step of an older epoch than the state's changes nothing
+	Head  uint64 // the highest version number given out
 	// Health of each cell; absent means unknown: it keeps what it has and receives nothing.
 	Health map[cells.CellID]health.Status
 	Load   map[cells.CellID]CellLoad

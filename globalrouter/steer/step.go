@@ -42,13 +42,13 @@ func (w *work) publish(old *State) State {
 	p := &w.next.Plan
 	p.AllDown = w.allDown
 	p.Unplaced = w.unplaced
-	p.Epoch, p.Number, p.Created = old.Plan.Epoch, old.Plan.Number, old.Plan.Created
+	p.Epoch, p.Number, p.Created, p.Head = old.Plan.Epoch, old.Plan.Number, old.Plan.Created, old.Plan.Head
 	if sameLayout(p, &old.Plan) {
 		p.Fallbacks = old.Plan.Fallbacks
 	}
 	same := sameContent(p, &old.Plan)
 	if w.fallBack(old, !same || w.drifted(old.Plan.Created)) || !same || w.in.Epoch != old.Plan.Epoch {
-		p.Epoch, p.Number, p.Created = w.in.Epoch, old.Plan.Number+1, w.now
+		p.Epoch, p.Number, p.Created, p.Head = w.in.Epoch, old.Plan.Number+1, w.now, max(old.Plan.Head, w.in.Head)
 		if err := p.Validate(); err != nil {
 			kept := *old
 			kept.Refused = err.Error() + ": the last plan stays"
@@ -61,7 +61,7 @@ func (w *work) publish(old *State) State {
 // sameContent says whether the plans answer alike: unplaced load changes with every measurement and does not count.
 func sameContent(a, b *Plan) bool {
 	x, y := *a, *b
-	x.Epoch, x.Number, x.Created = y.Epoch, y.Number, y.Created
+	x.Epoch, x.Number, x.Created, x.Head = y.Epoch, y.Number, y.Created, y.Head
 	if len(x.Unplaced) != len(y.Unplaced) {
 		return false
 	}

@@ -37,6 +37,10 @@ func (p *Plan) Newer(q *Plan) bool {
 	return p.Epoch > q.Epoch || p.Epoch == q.Epoch && p.Number > q.Number
 }
 
+// WentBack says whether p comes from a store that forgot what q knew: it was restored from a backup, and a leader's epoch
+// there may be higher all the same. Plans without a head, from before there was one, don't tell.
+func (p *Plan) WentBack(q *Plan) bool { return q != nil && p.Head != 0 && p.Head < q.Head }
+
 // Validate reports the first thing that makes the plan unfit to answer from.
 func (p *Plan) Validate() error {
 	switch {

@@ -243,6 +243,20 @@ func (j *judge) sees() bool {
 	return false
 }
 
+// Ordered is what signed orders alone take out of the plan at now, for Plan.Overlay; none is true when that is nothing. It
+// is what every router answers by while no leader follows the orders, whatever the router sees of the cells. Orders that
+// have ended count for nothing.
+func Ordered(p *steer.Plan, orders []cells.Evacuation, now time.Time) (by []steer.Withdrawal, none bool) {
+	standing := slices.DeleteFunc(slices.Clone(orders), func(e cells.Evacuation) bool { return !e.Standing(now) })
+	j := judge{in: Inputs{Plan: p, Orders: standing}, now: now}
+	by, none = make([]steer.Withdrawal, len(p.Cells)), true
+	for i := range p.Cells {
+		by[i].Share, by[i].Closed, _ = j.ordered(i)
+		none = none && by[i].Share == 0
+	}
+	return by, none
+}
+
 // ordered is the share that the strictest order withdraws beyond what the plan has withdrawn already.
 func (j *judge) ordered(i int) (share int, closed bool, why string) {
 	cell := &j.in.Plan.Cells[i]

@@ -143,6 +143,7 @@ func New(opt Options) (*Agent, error) {
 		a.log.Error("the record of stored snapshots is damaged; trying what lies on disk", "error", err)
 		a.shelf.state.Good = a.sortStrays(a.shelf.strays(time.Now()))
 	}
+	a.shelf.clearLeftovers()
 	a.denied = newDenials(a, time.Now())
 	a.steer = newSteering(a)
 	a.applied = order{a.shelf.state.Epoch, a.shelf.state.Number}

@@ -5,14 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
-	"os"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/globalrouter/steer"
+	"github.com/cellgate/cellgate/globalrouter/view"
 	"github.com/cellgate/cellgate/internal/durable"
 	"github.com/cellgate/cellgate/trust"
 )
@@ -31,12 +31,14 @@ type steering struct {
 	newTopology    []byte
 	since          time.Time // start of the order by which the own cell is evacuated; zero = it is not
 	forward        bool      // that order permits forwarding
-	planAt         order     // of the plan that is held
-	forwardsByPlan uint64    // number of the plan that was told; 0 = none
+	orders         []cells.Evacuation
+	planAt         order  // of the plan that is held
+	forwardsByPlan uint64 // number of the plan that was told; 0 = none
 
 	// Owned by the loop.
 	topology *cells.Topology
 	plan     *steer.Plan
+	by       []steer.Withdrawal // what orders took out of the plan when it was told
 	kept     storedSteering
 }
 
@@ -68,11 +70,12 @@ func (s *steering) receive(plan, topology []byte) {
 	s.wake()
 }
 
-// order says by which order the own cell is evacuated (its start; zero = none) and whether it permits forwarding.
-func (s *steering) order(since time.Time, forward bool) {
+// order says by which order the own cell is evacuated (its start; zero = none), whether it permits forwarding, and which
+// orders there are.
+func (s *steering) order(since time.Time, forward bool, orders []cells.Evacuation) {
 	s.mu.Lock()
 	same := s.since.Equal(since) && s.forward == forward
-	s.since, s.forward = since, forward
+	s.since, s.forward, s.orders = since, forward, orders
 	s.mu.Unlock()
 	if !same {
 		s.wake()
@@ -87,20 +90,38 @@ func (s *steering) wake() {
 }
 
 func (s *steering) run(ctx context.Context) error {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-s.poke:
 			s.step(time.Now())
+		case now := <-tick.C:
+			if s.drifted(now) {
+				s.step(now)
+			}
 		}
 	}
+}
+
+// drifted says whether the orders take something else out of the plan than when it was told.
+func (s *steering) drifted(now time.Time) bool {
+	s.mu.Lock()
+	orders, forward := s.orders, s.forward && !s.since.IsZero()
+	s.mu.Unlock()
+	if s.plan == nil || !forward {
+		return false
+	}
+	by, _ := view.Ordered(s.plan, orders, now)
+	return !slices.Equal(by, s.by)
 }
 
 // step takes in what arrived, forgets the plan of an order that has ended, and tells the outcome.
 func (s *steering) step(now time.Time) {
 	s.mu.Lock()
-	plan, topology, since, forward := s.newPlan, s.newTopology, s.since, s.forward
+	plan, topology, since, forward, orders := s.newPlan, s.newTopology, s.since, s.forward, s.orders
 	s.newPlan, s.newTopology = nil, nil
 	s.mu.Unlock()
 	changed := s.forget(since)
@@ -113,7 +134,26 @@ func (s *steering) step(now time.Time) {
 	if changed {
 		s.save()
 	}
-	s.say(forward && !since.IsZero())
+	var follow *steer.Plan
+	if forward && !since.IsZero() {
+		follow = s.without(orders, now)
+	}
+	s.say(follow)
+}
+
+// without is the plan without what orders take out of it that it doesn't follow, for want of a leader: what routers answer
+// by then. Nil while there is no plan.
+func (s *steering) without(orders []cells.Evacuation, now time.Time) *steer.Plan {
+	if s.plan == nil {
+		return nil
+	}
+	by, none := view.Ordered(s.plan, orders, now)
+	if s.by = by; none {
+		return s.plan
+	}
+	p := *s.plan
+	p.Rows, _ = s.plan.Overlay(by)
+	return &p
 }
 
 func (s *steering) note(what string, err error) bool {
@@ -166,7 +206,7 @@ func (s *steering) takePlan(l signedList) error {
 	if err != nil {
 		return err
 	}
-	if !p.Newer(s.plan) {
+	if !p.Newer(s.plan) || p.WentBack(s.plan) {
 		return errors.New("agent: it is not newer than the plan that is held")
 	}
 	s.plan, s.kept.Plan = p, l
@@ -175,13 +215,9 @@ func (s *steering) takePlan(l signedList) error {
 }
 
 // say tells what holds now. Without a topology nobody knows where another cell's proxies are.
-func (s *steering) say(forward bool) {
+func (s *steering) say(plan *steer.Plan) {
 	if s.topology == nil {
 		return
-	}
-	plan := s.plan
-	if !forward {
-		plan = nil
 	}
 	if err := s.tell(s.topology, plan); err != nil {
 		s.log.Error("the plan can't be forwarded by; everything is served here", "error", err)
@@ -206,28 +242,15 @@ func (s *steering) forwards() uint64 {
 }
 
 func (s *steering) save() {
-	raw, err := json.Marshal(s.kept)
-	if err == nil {
-		err = durable.Write(s.file, raw)
-	}
-	if err != nil {
+	if err := durable.WriteForm(s.file, s.kept); err != nil {
 		s.log.Error("topology and plan not stored; they are missing after a restart until a controller answers", "error", err)
 	}
 }
 
 // load brings back what was known before the restart. It comes before the orders are loaded.
 func (s *steering) load() {
-	raw, err := os.ReadFile(s.file)
-	if errors.Is(err, fs.ErrNotExist) {
-		return
-	}
 	var stored storedSteering
-	if err == nil {
-		err = json.Unmarshal(raw, &stored)
-	}
-	if err == nil && stored.Form != steeringForm {
-		err = fmt.Errorf("form %d is not readable here", stored.Form)
-	}
+	found, err := durable.ReadForm(s.file, steeringForm, &stored)
 	if err == nil && stored.Topology.Envelope != nil {
 		err = s.takeTopology(stored.Topology)
 	}
@@ -236,6 +259,8 @@ func (s *steering) load() {
 	}
 	if err != nil {
 		s.log.Error("stored topology and plan are not usable; waiting for a controller to tell", "error", err)
+	}
+	if err != nil || !found {
 		return
 	}
 	s.kept.Since = stored.Since

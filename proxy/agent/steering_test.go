@@ -21,15 +21,19 @@ type told struct {
 	calls    int
 	plan     uint64
 	topology *cells.Topology
+	owners   map[cells.CellID]bool // that the plan names
 	fail     error
 }
 
 func (s *told) steer(t *cells.Topology, p *steer.Plan) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.calls, s.topology, s.plan = s.calls+1, t, 0
+	s.calls, s.topology, s.plan, s.owners = s.calls+1, t, 0, map[cells.CellID]bool{}
 	if p != nil {
 		s.plan = p.Number
+		for _, c := range p.Rows[0][0] {
+			s.owners[p.Cells[c].ID] = true
+		}
 	}
 	return s.fail
 }
@@ -42,11 +46,21 @@ func (s *told) number() uint64 {
 
 func withSteer(s *told) func(*Options) { return func(o *Options) { o.Steer = s.steer } }
 
-func (c *controller) plan(epoch, number uint64) *nodeapi.Down {
+func (s *told) names(id cells.CellID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.owners[id]
+}
+
+// plan gives all clients to the cell beside the node's own.
+func (c *controller) plan(epoch, number uint64) *nodeapi.Down { return c.planFor(epoch, number, 1) }
+
+// planFor gives all clients to one of the two cells; the node's own is the first.
+func (c *controller) planFor(epoch, number uint64, owner uint16) *nodeapi.Down {
 	at := func(d byte) []netip.Addr { return []netip.Addr{netip.AddrFrom4([4]byte{127, 1, 1, d})} }
 	row := make(steer.Row, steer.Slots)
 	for i := range row {
-		row[i] = 1
+		row[i] = owner
 	}
 	return signedPlan(c.sign(c.signer, trust.KindPlan, steer.Plan{
 		Form: 1, Epoch: epoch, Number: number, TTL: 5, Names: map[string]int{"h0.example.com": 0},
@@ -118,6 +132,28 @@ func TestAPlanIsFollowedOnlyWhileTheCellIsEvacuatedAndTheOrderPermitsIt(t *testi
 	}
 	w.ctl.post(w.ctl.plan(1, 9))
 	w.eventually("its own plan", func() bool { return s.number() == 9 })
+}
+
+// With the leader dead, no plan follows the order: the cell's clients are where routers send them by themselves.
+func TestAnOrderThatNoPlanFollowsIsForwardedByItsFallbacks(t *testing.T) {
+	w := newWorld(t)
+	w.ctl.start(t)
+	s := &told{}
+	p := w.node(t.TempDir(), withSteer(s))
+	w.ctl.post(w.ctl.topology(), w.ctl.planFor(1, 7, 0))
+	w.eventually("the topology", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.topology != nil })
+	w.ctl.post(w.ctl.orders(func(e *cells.Evacuation) { e.Started, e.Over = time.Now().Truncate(time.Second), time.Hour }))
+	w.eventually("the order", func() bool { return p.Status().Evacuated && s.number() == 7 })
+	if !s.names("eu-west/a") {
+		t.Error("the cell gave its clients away ahead of the order's time")
+	}
+	w.ctl.post(w.ctl.orders(func(e *cells.Evacuation) { e.Started, e.Over = time.Now().Add(-time.Minute), time.Minute+2*time.Second }))
+	w.eventually("the next order, without the plan of the one before", func() bool { return s.number() == 0 })
+	w.ctl.post(w.ctl.planFor(1, 8, 0))
+	w.eventually("the plan", func() bool { return s.number() == 8 })
+	w.eventually("the fallback, once the order's time is over", func() bool { return s.number() == 8 && !s.names("eu-west/a") && s.names("eu-west/b") })
+	w.ctl.post(w.ctl.orders(func(e *cells.Evacuation) { e.Started, e.Restored = time.Now().Add(-time.Minute), time.Now() }))
+	w.eventually("the end", func() bool { return !p.Status().Evacuated && s.number() == 0 })
 }
 
 func TestADamagedSteeringFileAndAnUnusablePlanHinderNothing(t *testing.T) {
