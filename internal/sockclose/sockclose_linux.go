@@ -25,6 +25,19 @@ func Quiesce(l net.Listener) error {
 	if err != nil {
 		return fmt.Errorf("sockclose: %w", err)
 	}
+	var set error
+	err = raw.Control(func(fd uintptr) { set = QuiesceFD(int(fd)) })
+	if err == nil {
+		err = set
+	}
+	if err != nil {
+		return fmt.Errorf("sockclose: %w", err)
+	}
+	return nil
+}
+
+// QuiesceFD does it to a descriptor.
+func QuiesceFD(fd int) error {
 	// The program sees a segment from its TCP header on: byte 13 holds the flags, 0x02 is SYN. Connections inherit it
 	// and carry no SYN.
 	program := []unix.SockFilter{
@@ -34,15 +47,5 @@ func Quiesce(l net.Listener) error {
 		{Code: unix.BPF_RET | unix.BPF_K, K: 0},
 		{Code: unix.BPF_RET | unix.BPF_K, K: 0xffffffff},
 	}
-	var set error
-	err = raw.Control(func(fd uintptr) {
-		set = unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]})
-	})
-	if err == nil {
-		err = set
-	}
-	if err != nil {
-		return fmt.Errorf("sockclose: %w", err)
-	}
-	return nil
+	return unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]})
 }

@@ -59,22 +59,5 @@ func bodyReason(err error) reason.Reason {
 	return reason.ClientGone
 }
 
-// The rules of bodies in motion.
-const (
-	bodyGrace   = 10 * time.Second       // ahead of any rate
-	bodyRate    = 1 << 10                // bytes per second that a request body must reach after the grace
-	smallBody   = 8 << 10                // is read whole ahead of forwarding, so that it can be sent again
-	lookAfter   = 200 * time.Millisecond // how often a wait for a head looks after the client
-	lookStream  = time.Second            // and one for more of a body
-	maxInterims = 16                     // 1xx answers before the final one
-	patience    = 500 * time.Millisecond // a client that asks for less time than this says nothing about the upstream by giving up
-)
-
-// bodyDeadline is when a body of which n bytes have come must have given more: the exchange's end at the latest.
-func bodyDeadline(start time.Time, n int64, end time.Time) time.Time {
-	by := start.Add(bodyGrace + time.Duration(n)*time.Second/bodyRate)
-	if end.Before(by) {
-		return end
-	}
-	return by
-}
+// lookStream is how often a wait for more of a body looks after the client; one for a head does after relay.LookAfter.
+const lookStream = time.Second

@@ -20,6 +20,7 @@ import (
 
 	"github.com/cellgate/cellgate/internal/sockclose"
 	"github.com/cellgate/cellgate/proxy"
+	"github.com/cellgate/cellgate/proxy/relay"
 )
 
 // Options of an engine. Zero values are production's.
@@ -41,7 +42,8 @@ type Options struct {
 	MaxConnections int64
 }
 
-func (o *Options) fill() {
+// OrDefault puts production's values in the place of zero ones.
+func (o Options) OrDefault() Options {
 	set := func(d *time.Duration, v time.Duration) {
 		if *d == 0 {
 			*d = v
@@ -58,6 +60,7 @@ func (o *Options) fill() {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
+	return o
 }
 
 // descriptors is how many files the process may have open.
@@ -88,14 +91,15 @@ type Engine struct {
 
 	refusing atomic.Bool
 
-	wg    sync.WaitGroup
-	mu    sync.Mutex
-	conns map[*conn]struct{}
+	wg     sync.WaitGroup
+	mu     sync.Mutex
+	conns  map[*conn]struct{}
+	cutOff bool // the hard stop is over
 }
 
 // New makes an engine for a server.
 func New(s *proxy.Server, o Options) *Engine {
-	o.fill()
+	o = o.OrDefault()
 	e := &Engine{server: s, opts: o, conns: map[*conn]struct{}{}}
 	e.h2.init(e)
 	return e
@@ -118,33 +122,25 @@ func (e *Engine) Run(ctx context.Context, listeners ...Listener) error {
 			running = false
 		case <-changed:
 			changed = e.server.Changed()
-			e.leave(leaveIdle)
+			e.leave(relay.LeaveIdle)
 		}
 	}
 	e.drain(listeners)
 	return err
 }
 
-// While clients are asked to leave, an idle connection gets this long for one more request, which is answered with
-// the request to close: closing it at once could hit a request that is on its way.
-const (
-	leaveIdle   = 10 * time.Second
-	drainIdle   = 1500 * time.Millisecond
-	drainAccept = 100 * time.Millisecond
-)
-
 // drain: not ready first, then a moment in which connections that the kernel has already accepted are served while it takes
 // no new ones, then no listener, then the wait.
 func (e *Engine) drain(listeners []Listener) {
 	end := time.Now().Add(e.opts.HardStop)
 	e.server.Drain()
-	e.leave(min(drainIdle, e.opts.HardStop/2))
+	e.leave(min(relay.DrainIdle, e.opts.HardStop/2))
 	for _, l := range listeners {
 		if err := sockclose.Quiesce(l.Listener); err != nil {
 			e.opts.Log.Warn("drain: connections that wait may be reset", "error", err)
 		}
 	}
-	time.Sleep(min(drainAccept, e.opts.HardStop/4))
+	time.Sleep(min(relay.DrainAccept, e.opts.HardStop/4))
 	for _, l := range listeners {
 		_ = l.Close()
 	}
@@ -194,6 +190,7 @@ func (e *Engine) leave(idle time.Duration) {
 func (e *Engine) cut() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.cutOff = true
 	for c := range e.conns {
 		_ = c.nc.Close()
 	}
@@ -218,7 +215,11 @@ func (e *Engine) accept(l Listener) error {
 			continue
 		}
 		e.wg.Add(1)
-		go e.connection(nc, l)
+		go e.run(newConn(e, nc), func(c *conn) {
+			if l.TLS == nil || c.handshake(l) {
+				c.serve()
+			}
+		})
 	}
 }
 
@@ -234,11 +235,11 @@ func (e *Engine) full(nc net.Conn) bool {
 	return over
 }
 
-func (e *Engine) connection(nc net.Conn, l Listener) {
+// run serves one connection, within the engine's books.
+func (e *Engine) run(c *conn, serve func(*conn)) {
 	defer e.wg.Done()
 	e.server.Connections.Add(1)
 	defer e.server.Connections.Add(-1)
-	c := newConn(e, nc)
 	e.mu.Lock()
 	e.conns[c] = struct{}{}
 	e.mu.Unlock()
@@ -249,10 +250,7 @@ func (e *Engine) connection(nc net.Conn, l Listener) {
 		e.mu.Unlock()
 		c.close()
 	}()
-	if l.TLS != nil && !c.handshake(l) {
-		return
-	}
-	c.serve()
+	serve(c)
 }
 
 // caught keeps a fault of ours to the connection that met it.
@@ -264,9 +262,5 @@ func (e *Engine) caught(fault any) {
 
 // age is the moment from which a connection that begins now is asked to leave.
 func (e *Engine) age(now time.Time) time.Time {
-	if e.server.Leaving() {
-		return now.Add(e.opts.LeaveOver/2 + rand.N(e.opts.LeaveOver+1))
-	}
-	fifth := int64(e.opts.MaxAge / 5)
-	return now.Add(e.opts.MaxAge + time.Duration(rand.Int64N(2*fifth+1)-fifth))
+	return relay.Age(now, e.opts.MaxAge, e.opts.LeaveOver, e.server.Leaving())
 }

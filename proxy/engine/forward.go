@@ -13,6 +13,7 @@ import (
 
 	"github.com/cellgate/cellgate/proxy"
 	"github.com/cellgate/cellgate/proxy/http1"
+	"github.com/cellgate/cellgate/proxy/relay"
 	"github.com/cellgate/cellgate/proxy/retry"
 	"github.com/cellgate/cellgate/proxy/upstream"
 	"github.com/cellgate/cellgate/reason"
@@ -141,10 +142,9 @@ func (f *forwarding) attempts() (clean, here bool) {
 	}
 }
 
-// backOff waits up to 25 ms, or a tenth of what is left, so that what failed together isn't retried together.
 func (f *forwarding) backOff() {
-	if most := min(25*time.Millisecond, f.x.Deadline.Sub(f.now)/10); most > 0 {
-		time.Sleep(rand.N(most))
+	if wait := relay.BackOff(f.x, f.now); wait > 0 {
+		time.Sleep(wait)
 		f.now = time.Now()
 	}
 }
@@ -168,7 +168,7 @@ func (f *forwarding) attempt(i int, fresh bool) (retry.Result, reason.Reason) {
 	f.x.Cold = f.x.Cold || !c.Reused
 	f.x.Attempts++
 	if err := f.send(deadline); err != nil {
-		return f.broken(err, deadline)
+		return f.broken(err)
 	}
 	return f.await(deadline)
 }
@@ -193,16 +193,13 @@ func timedOut(err error) bool {
 func (f *forwarding) send(deadline time.Time) error {
 	length := int64(len(f.body))
 	if !f.full {
-		length = f.x.Request.Length
-		if f.x.Request.Chunked {
-			length = -1
-		}
+		length = relay.UploadLength(&f.x.Request)
 	}
 	f.out = f.x.AppendRequest(f.out[:0], length, f.took)
 	f.out = append(f.out, f.body...)
 	f.conn.ArmWrite(deadline)
 	if f.full {
-		f.conn.ArmRead(f.took, lookAfter, f.headBy(f.took, deadline))
+		f.conn.ArmRead(f.took, relay.LookAfter, f.headBy(f.took, deadline))
 		n, err := f.conn.Send(f.out)
 		f.sent = n > 0
 		return err
@@ -234,20 +231,20 @@ func (f *forwarding) await(deadline time.Time) (retry.Result, reason.Reason) {
 		if !now.Before(by) {
 			return f.late()
 		}
-		f.conn.ArmRead(now, lookAfter, by)
+		f.conn.ArmRead(now, relay.LookAfter, by)
 		err := f.conn.ReadHead()
 		switch {
 		case err == nil && f.conn.Response.Status >= 200:
-			if f.surplus() {
+			if relay.Surplus(f.x, &f.conn.Response, f.conn.Reused, len(f.conn.Buffered())) {
 				return retry.Stale, reason.UpstreamInvalid
 			}
 			return retry.Answered, reason.None
 		case err == nil:
-			if interims++; interims > maxInterims || f.conn.Response.Status == 101 {
+			if interims++; interims > relay.MaxInterims || f.conn.Response.Status == 101 {
 				return retry.Invalid, reason.UpstreamInvalid
 			}
 		case !errors.Is(err, os.ErrDeadlineExceeded):
-			return f.broken(err, deadline)
+			return f.broken(err)
 		case f.up.failed() != reason.None:
 			return retry.Fatal, f.up.failed()
 		case f.cl.gone():
@@ -256,44 +253,27 @@ func (f *forwarding) await(deadline time.Time) (retry.Result, reason.Reason) {
 	}
 }
 
-// late judges an attempt whose time is up. An upstream that still waits for the client's body is not to blame.
-func (f *forwarding) late() (retry.Result, reason.Reason) {
-	if f.up.starved() {
-		return retry.Fatal, reason.BodyTimeout
-	}
-	return retry.TimedOut, reason.UpstreamTimeout
-}
+func (f *forwarding) late() (retry.Result, reason.Reason) { return relay.Late(f.up.starved()) }
 
 // broken judges a connection that failed before the answer's head was whole.
-func (f *forwarding) broken(err error, deadline time.Time) (retry.Result, reason.Reason) {
+func (f *forwarding) broken(err error) (retry.Result, reason.Reason) {
 	if why := f.up.failed(); why != reason.None {
 		return retry.Fatal, why
 	}
-	switch {
-	case errors.Is(err, http1.ErrSyntax), errors.Is(err, http1.ErrFraming), errors.Is(err, http1.ErrTooLarge), errors.Is(err, http1.ErrTooMany):
-		return retry.Invalid, reason.UpstreamInvalid
-	case errors.Is(err, os.ErrDeadlineExceeded):
+	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return f.late()
-	case f.conn.Reused && !f.conn.Started():
-		return retry.Stale, reason.UpstreamReset
 	}
-	return retry.Reset, reason.UpstreamReset
+	return relay.Broken(err, f.conn.Reused, f.conn.Started())
 }
 
 // settle tells the balancer what became of the attempt.
 func (f *forwarding) settle(r retry.Result, now time.Time) {
-	took := now.Sub(f.took)
+	took, status := now.Sub(f.took), 0
 	f.x.Waited += took
-	set := f.x.Pool.Set
-	hurried := (r == retry.TimedOut || r == retry.ConnectTimeout) && f.x.Hurried() && took < patience
-	switch { // an upstream that gives up on a body that doesn't come isn't to blame either
-	case r == retry.Fatal, r == retry.Stale, hurried, r == retry.Reset && f.up.starved():
-		set.Cancel(f.x.Endpoint)
-	case r == retry.Answered:
-		set.End(f.x.Endpoint, f.conn.Response.Status < 500, took, now)
-	default:
-		set.End(f.x.Endpoint, false, took, now)
+	if r == retry.Answered {
+		status = f.conn.Response.Status
 	}
+	relay.Settle(f.x, r, status, f.up.starved(), took, now)
 }
 
 // giveUp closes the attempt's connection; what it may still carry belongs to nobody.
@@ -336,14 +316,10 @@ func answer(x *proxy.Exchange, cl client, read bool) bool {
 func (f *forwarding) deliver() bool {
 	res := &f.conn.Response
 	f.x.Answered(res)
-	kind := res.Body(f.x.Head())
+	kind, length, none := relay.Answer(res, f.x.Head())
 	f.x.Closing = f.x.Closing || !f.full && !f.up.soon()
-	length := res.Length
-	if kind == http1.InChunks || kind == http1.UntilClose {
-		length = -1
-	}
-	f.cl.head(length, kind == http1.NoBody && (f.x.Head() || res.Status == 204 || res.Status == 304))
-	toClient, err := f.relay(kind)
+	f.cl.head(length, none)
+	toClient, err := f.copy(kind)
 	if err == nil && toClient == nil {
 		var trailer *http1.Head
 		if kind == http1.InChunks {
@@ -356,35 +332,14 @@ func (f *forwarding) deliver() bool {
 	}
 	written := f.full || f.up.complete()
 	f.up.stop(f.cl, f.conn)
-	reusable := err == nil && toClient == nil && written && !res.Close && kind != http1.UntilClose && !f.doubtful(kind)
+	reusable := err == nil && toClient == nil && written && !res.Close && kind != http1.UntilClose && !relay.Doubtful(res, kind, f.x.Head())
 	f.x.Pool.Release(f.conn, reusable, f.now)
 	f.conn = nil
 	return err == nil && toClient == nil && written
 }
 
-// doubtful says whether a body may follow that must not: the head announces one, or says nothing where a GET's answer
-// would end with the connection. An upstream that sends it all the same would answer the next request with it, and when
-// it comes can't be known (CASES G37).
-func (f *forwarding) doubtful(kind http1.Body) bool {
-	res := &f.conn.Response
-	if kind != http1.NoBody {
-		return false
-	}
-	return res.Length > 0 || res.Chunked || res.Length < 0 && f.x.Head() && res.Status != 204 && res.Status != 304
-}
-
-// surplus says whether more than the answer came at once on a connection that had carried an exchange before. Which of
-// it answers this request can't be known: one that may be repeated asks again on a new connection, which has no past.
-func (f *forwarding) surplus() bool {
-	res, m := &f.conn.Response, &f.x.Machine
-	if !f.conn.Reused || !m.Idempotent || !m.Replayable || f.x.Head() || res.Length < 0 || res.Status == 204 || res.Status == 304 {
-		return false
-	}
-	return int64(len(f.conn.Buffered())) > res.Length
-}
-
-// relay copies the body piece by piece: nothing is read from the upstream before the client has taken the piece before.
-func (f *forwarding) relay(kind http1.Body) (toClient, fromUpstream error) {
+// copy passes the body on piece by piece: nothing is read from the upstream before the client has taken the piece before.
+func (f *forwarding) copy(kind http1.Body) (toClient, fromUpstream error) {
 	left := f.conn.Response.Length
 	for kind != http1.NoBody {
 		if b := f.conn.Buffered(); len(b) > 0 {

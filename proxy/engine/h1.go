@@ -16,6 +16,7 @@ import (
 	"github.com/cellgate/cellgate/internal/sockturn"
 	"github.com/cellgate/cellgate/proxy"
 	"github.com/cellgate/cellgate/proxy/http1"
+	"github.com/cellgate/cellgate/proxy/relay"
 	"github.com/cellgate/cellgate/reason"
 )
 
@@ -139,7 +140,7 @@ func (c *conn) serve() {
 			return
 		}
 		c.r += n
-		if !c.exchange() {
+		if !c.exchange(drive) {
 			return
 		}
 		c.busy.Store(false)
@@ -239,10 +240,10 @@ func (c *conn) endOfHead(first bool, err error) error {
 
 func (c *conn) idle() time.Duration {
 	if c.e.server.Draining() {
-		return drainIdle
+		return relay.DrainIdle
 	}
 	if c.e.server.Leaving() {
-		return leaveIdle
+		return relay.LeaveIdle
 	}
 	return c.e.opts.Idle
 }
@@ -314,23 +315,14 @@ func (c *conn) refuse(err error) {
 
 // headReason is the reason of a head that could not be read.
 func headReason(err error) reason.Reason {
-	switch {
-	case errors.Is(err, errHeaderTime):
+	if errors.Is(err, errHeaderTime) {
 		return reason.HeaderTimeout
-	case errors.Is(err, http1.ErrFraming):
-		return reason.BadFraming
-	case errors.Is(err, http1.ErrURL):
-		return reason.URLTooLong
-	case errors.Is(err, http1.ErrTooLarge):
-		return reason.HeaderTooLarge
-	case errors.Is(err, http1.ErrTooMany):
-		return reason.TooManyHeaders
 	}
-	return reason.BadRequest
+	return relay.HeadReason(err)
 }
 
 // exchange runs one request whose head has been parsed. It says whether the connection can carry another.
-func (c *conn) exchange() bool {
+func (c *conn) exchange(drive func(*proxy.Exchange, client) bool) bool {
 	c.e.server.InFlight.Add(1)
 	x := c.x
 	c.prepare()
@@ -341,7 +333,7 @@ func (c *conn) exchange() bool {
 	if c.body.interrupted.Load() {
 		c.readBy = time.Time{}
 	}
-	going := clean && !c.answer.closing && !c.answer.broken && c.body.done
+	going := clean && !c.answer.Closing && !c.answer.broken && c.body.done
 	if c.answer.left && !going {
 		_ = c.flush()
 	}
@@ -394,17 +386,11 @@ func park(x *proxy.Exchange, cl client) bool {
 	}
 }
 
-// Lingering close (RFC 9112, section 9.6): a close while unread bytes wait, or come, would reset the connection and take
-// the answer with it. A client that was told to close is gone long before the time is up.
-const (
-	lingerTime  = time.Second
-	lingerBytes = 512 << 10
-)
-
+// linger lets the client read its answer before the connection is closed.
 func (c *conn) linger() {
 	if cw, ok := c.nc.(interface{ CloseWrite() error }); ok {
 		_ = cw.CloseWrite()
 	}
-	_ = c.nc.SetReadDeadline(time.Now().Add(lingerTime))
-	_, _ = io.CopyN(io.Discard, c.nc, lingerBytes)
+	_ = c.nc.SetReadDeadline(time.Now().Add(relay.LingerTime))
+	_, _ = io.CopyN(io.Discard, c.nc, relay.LingerBytes)
 }

@@ -1,18 +1,16 @@
 package engine
 
 import (
-	"strconv"
 	"time"
 
 	"github.com/cellgate/cellgate/internal/sockpeek"
 	"github.com/cellgate/cellgate/proxy/http1"
+	"github.com/cellgate/cellgate/proxy/relay"
 )
 
 // h1Answer is the state of an HTTP/1 answer.
 type h1Answer struct {
-	chunked bool
-	closing bool // the head said so, or the end of the connection ends the body
-	bare    bool // the end of the connection ends the body
+	relay.Framing
 	broken  bool // the client could not be written to
 	aborted bool
 	left    bool // whole in out, to be sent by turnOver
@@ -33,27 +31,7 @@ func (a *h1Answer) finish(c *conn) {
 
 // head writes the status line, the fields, and the framing that this client understands.
 func (c *conn) head(length int64, none bool) {
-	a := &c.answer
-	a.closing = c.x.Closing
-	out := c.x.AppendFields(http1.AppendStatusLine((*c.out)[:0], c.x.Status))
-	switch {
-	case length >= 0 && c.x.Status != 204:
-		out = append(out, "Content-Length: "...)
-		out = strconv.AppendInt(out, length, 10)
-		out = append(out, "\r\n"...)
-	case none:
-	case c.x.Request.Minor == 0:
-		a.closing, a.bare = true, true
-	default:
-		a.chunked = true
-		out = append(out, "Transfer-Encoding: chunked\r\n"...)
-	}
-	if a.closing {
-		out = append(out, "Connection: close\r\n"...)
-	} else if c.x.Request.Minor == 0 {
-		out = append(out, "Connection: keep-alive\r\n"...)
-	}
-	*c.out = append(out, "\r\n"...)
+	*c.out, c.answer.Framing = relay.AppendHead((*c.out)[:0], c.x, length, none)
 }
 
 // data appends body. What doesn't fit behind what is waiting goes out in a write of its own.
@@ -67,7 +45,7 @@ func (c *conn) data(p []byte) error {
 		}
 	}
 	out := *c.out
-	if c.answer.chunked {
+	if c.answer.Chunked {
 		out = append(append(http1.AppendChunkHead(out, len(p)), p...), "\r\n"...)
 	} else {
 		out = append(out, p...)
@@ -96,7 +74,7 @@ func (c *conn) armWrite(by time.Time) {
 }
 
 func (c *conn) end(trailers *http1.Head) error {
-	if c.answer.chunked {
+	if c.answer.Chunked {
 		*c.out = http1.AppendLastChunk(*c.out, trailers)
 	}
 	if c.mayLeave() {
@@ -110,14 +88,14 @@ func (c *conn) end(trailers *http1.Head) error {
 // mayLeave says whether the rest of the answer can go out with the wait for the next request: nothing else is to be done
 // before that wait, no upload runs, and nothing of the next request is here yet.
 func (c *conn) mayLeave() bool {
-	return c.turn.Usable() && !c.answer.closing && c.x.Machine.Replayable && c.r == c.w && c.body.done
+	return c.turn.Usable() && !c.answer.Closing && c.x.Machine.Replayable && c.r == c.w && c.body.done
 }
 
 // abort sends what there is and breaks off. Where only the end of the connection ends the body, a reset tells.
 func (c *conn) abort() {
 	_ = c.flush()
 	c.answer.aborted = true
-	if l, ok := c.nc.(interface{ SetLinger(int) error }); ok && c.answer.bare {
+	if l, ok := c.nc.(interface{ SetLinger(int) error }); ok && c.answer.Bare {
 		_ = l.SetLinger(0)
 	}
 }

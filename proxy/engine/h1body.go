@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cellgate/cellgate/proxy/http1"
+	"github.com/cellgate/cellgate/proxy/relay"
 )
 
 // body is the state of an HTTP/1 request body. Read may be called from the upload's goroutine; the connection's own
@@ -89,7 +90,7 @@ func (c *conn) readBody(got int64) error {
 	if c.body.start.IsZero() {
 		c.body.start = now
 	}
-	by := bodyDeadline(c.body.start, got, c.x.Deadline)
+	by := relay.BodyDeadline(c.body.start, got, c.x.Deadline)
 	if !by.After(now) {
 		return errBodyTimeout
 	}
@@ -138,13 +139,11 @@ func (c *conn) sayContinue() error {
 	}
 	c.body.expect = false
 	c.armWrite(c.x.Deadline)
-	if _, err := c.nc.Write(continueLine); err != nil {
+	if _, err := io.WriteString(c.nc, relay.Continue); err != nil {
 		return errClientGone
 	}
 	return nil
 }
-
-var continueLine = []byte("HTTP/1.1 100 Continue\r\n\r\n")
 
 // whole reads a short counted body to its end.
 func (c *conn) whole() ([]byte, bool, error) {
@@ -152,7 +151,7 @@ func (c *conn) whole() ([]byte, bool, error) {
 	if b.done {
 		return nil, true, nil
 	}
-	if b.chunked || b.left > smallBody {
+	if b.chunked || b.left > relay.SmallBody {
 		return nil, false, nil
 	}
 	for int64(c.w-c.r) < b.left {

@@ -1,19 +1,13 @@
 //lint:file-ignore SA1019 the tests speak HTTP/2 with prior knowledge over connections of their own.
 
-package engine
+package engine_test
 
 import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"fmt"
 	"io"
-	"math/big"
 	"net"
 	"net/http"
 	"strconv"
@@ -25,6 +19,7 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
+	. "github.com/cellgate/cellgate/proxy/engine"
 	"github.com/cellgate/cellgate/reason"
 )
 
@@ -54,299 +49,138 @@ func read(t testing.TB, res *http.Response, err error) string {
 }
 
 func TestHTTP2GoesThroughTheSamePipeline(t *testing.T) {
-	w := start(t, handler(t, echo), setup{})
-	c := w.h2c(nil)
-	req, _ := http.NewRequest("POST", "http://a.example/x?y", strings.NewReader("hello"))
-	req.Header.Set("X-Forwarded-For", "1.1.1.1")
-	req.Header.Set("X_Caller", "root")
-	res, err := c.Do(req)
-	if body := read(t, res, err); body != "hello" || res.ProtoMajor != 2 || res.Header.Get("X-Seen") != "POST a.example /x?y" ||
-		res.Header.Get("Seen-X-Forwarded-For") != "127.0.0.1" || res.Header.Get("X-Request-Id") != res.Header.Get("Seen-X-Request-Id") {
-		t.Fatalf("%q %v", body, res.Header)
-	}
-	res, err = c.Get("http://b.example/")
-	problem(t, res, read(t, res, err), reason.NoRoute)
-	if r := <-w.logged; r.Protocol != "HTTP/2.0" || r.BytesIn != 5 {
-		t.Fatalf("%+v", r)
-	}
+	each(t, func(t *testing.T, start starter) {
+		w := start(t, handler(t, echo), setup{})
+		c := w.h2c(nil)
+		req, _ := http.NewRequest("POST", "http://a.example/x?y", strings.NewReader("hello"))
+		req.Header.Set("X-Forwarded-For", "1.1.1.1")
+		req.Header.Set("X_Caller", "root")
+		res, err := c.Do(req)
+		if body := read(t, res, err); body != "hello" || res.ProtoMajor != 2 || res.Header.Get("X-Seen") != "POST a.example /x?y" ||
+			res.Header.Get("Seen-X-Forwarded-For") != "127.0.0.1" || res.Header.Get("X-Request-Id") != res.Header.Get("Seen-X-Request-Id") {
+			t.Fatalf("%q %v", body, res.Header)
+		}
+		res, err = c.Get("http://b.example/")
+		problem(t, res, read(t, res, err), reason.NoRoute)
+		if r := <-w.logged; r.Protocol != "HTTP/2.0" || r.BytesIn != 5 {
+			t.Fatalf("%+v", r)
+		}
+	})
 }
 
 func TestHTTP2StreamsBothWaysWithTrailers(t *testing.T) {
-	w := start(t, handler(t, func(w http.ResponseWriter, r *http.Request) {
-		_ = http.NewResponseController(w).EnableFullDuplex()
-		b := make([]byte, 100)
-		for {
-			n, err := r.Body.Read(b)
-			_, _ = w.Write(bytes.ToUpper(b[:n]))
-			w.(http.Flusher).Flush()
-			if err != nil {
-				break
+	each(t, func(t *testing.T, start starter) {
+		w := start(t, handler(t, func(w http.ResponseWriter, r *http.Request) {
+			_ = http.NewResponseController(w).EnableFullDuplex()
+			b := make([]byte, 100)
+			for {
+				n, err := r.Body.Read(b)
+				_, _ = w.Write(bytes.ToUpper(b[:n]))
+				w.(http.Flusher).Flush()
+				if err != nil {
+					break
+				}
+			}
+			w.Header().Set(http.TrailerPrefix+"X-Back", r.Trailer.Get("X-Sum"))
+		}), setup{})
+		pr, pw := io.Pipe()
+		req, _ := http.NewRequest("POST", "http://a.example/", pr)
+		req.Trailer = http.Header{"X-Sum": nil}
+		go func() { _, _ = pw.Write([]byte("a")) }()
+		res, err := w.h2c(nil).Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer res.Body.Close()
+		one := make([]byte, 1)
+		for _, s := range []string{"a", "b", "c"} { // each answer comes before the next piece is sent
+			if s != "a" {
+				_, _ = pw.Write([]byte(s))
+			}
+			if _, err := io.ReadFull(res.Body, one); err != nil || string(one) != strings.ToUpper(s) {
+				t.Fatalf("%q %v", one, err)
 			}
 		}
-		w.Header().Set(http.TrailerPrefix+"X-Back", r.Trailer.Get("X-Sum"))
-	}), setup{})
-	pr, pw := io.Pipe()
-	req, _ := http.NewRequest("POST", "http://a.example/", pr)
-	req.Trailer = http.Header{"X-Sum": nil}
-	go func() { _, _ = pw.Write([]byte("a")) }()
-	res, err := w.h2c(nil).Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer res.Body.Close()
-	one := make([]byte, 1)
-	for _, s := range []string{"a", "b", "c"} { // each answer comes before the next piece is sent
-		if s != "a" {
-			_, _ = pw.Write([]byte(s))
+		req.Trailer.Set("X-Sum", "42")
+		pw.Close()
+		if _, err := io.ReadAll(res.Body); err != nil || res.Trailer.Get("X-Back") != "42" {
+			t.Fatalf("%v %v", err, res.Trailer)
 		}
-		if _, err := io.ReadFull(res.Body, one); err != nil || string(one) != strings.ToUpper(s) {
-			t.Fatalf("%q %v", one, err)
-		}
-	}
-	req.Trailer.Set("X-Sum", "42")
-	pw.Close()
-	if _, err := io.ReadAll(res.Body); err != nil || res.Trailer.Get("X-Back") != "42" {
-		t.Fatalf("%v %v", err, res.Trailer)
-	}
+	})
 }
 
 func TestHTTP2StreamIsResetWhenTheUpstreamDies(t *testing.T) {
-	w := start(t, scripted(t, func(_ int, c *raw) {
-		c.request()
-		c.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n")
-	}), setup{})
-	res, err := w.h2c(nil).Get("http://a.example/")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer res.Body.Close()
-	if b, err := io.ReadAll(res.Body); err == nil {
-		t.Fatalf("%q was taken for whole", b)
-	}
+	each(t, func(t *testing.T, start starter) {
+		w := start(t, scripted(t, func(_ int, c *raw) {
+			c.request()
+			c.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n")
+		}), setup{})
+		res, err := w.h2c(nil).Get("http://a.example/")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer res.Body.Close()
+		if b, err := io.ReadAll(res.Body); err == nil {
+			t.Fatalf("%q was taken for whole", b)
+		}
+	})
 }
 
 func TestReconnectMovesHTTP2ClientsWithoutAFailure(t *testing.T) {
-	w := start(t, handler(t, echo), setup{engine: Options{LeaveOver: time.Millisecond}})
-	var dials atomic.Int32
-	c := w.h2c(&dials)
-	for i := range 30 {
-		if i == 10 {
-			w.server.Reconnect(true)
-		}
-		if i == 20 {
-			w.server.Reconnect(false)
-		}
-		res, err := c.Get("http://a.example/")
-		read(t, res, err)
-		time.Sleep(5 * time.Millisecond)
-	}
-	if n := dials.Load(); n < 5 {
-		t.Fatalf("only %d connections although clients were asked to leave", n)
-	}
-	before := dials.Load()
-	for range 5 {
-		res, err := c.Get("http://a.example/")
-		read(t, res, err)
-	}
-	if n := dials.Load(); n > before+1 {
-		t.Fatalf("%d new connections although clients may stay", n-before)
-	}
-}
-
-// selfSigned is a certificate for a.example.
-func selfSigned(t testing.TB) (tls.Certificate, *x509.CertPool) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{"a.example"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
-	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	leaf, _ := x509.ParseCertificate(der)
-	pool := x509.NewCertPool()
-	pool.AddCert(leaf)
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}, pool
-}
-
-func TestTLSOffersBothProtocols(t *testing.T) {
-	cert, roots := selfSigned(t)
-	w := start(t, handler(t, echo), setup{tls: &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"h2", "http/1.1"}, MinVersion: tls.VersionTLS12}})
-	for proto, version := range map[string]uint16{"h2": tls.VersionTLS13, "http/1.1": tls.VersionTLS12} {
-		cfg := &tls.Config{RootCAs: roots, ServerName: "a.example", NextProtos: []string{proto}, MaxVersion: version}
-		tr := &http.Transport{TLSClientConfig: cfg, ForceAttemptHTTP2: proto == "h2",
-			DialContext: func(ctx context.Context, n, _ string) (net.Conn, error) {
-				return (&net.Dialer{}).DialContext(ctx, n, w.addr)
-			}}
-		res, err := (&http.Client{Transport: tr}).Get("https://a.example/")
-		read(t, res, err)
-		if want := map[string]int{"h2": 2, "http/1.1": 1}[proto]; res.ProtoMajor != want || res.Header.Get("Seen-X-Forwarded-Proto") != "https" {
-			t.Errorf("%s: %s %v", proto, res.Proto, res.Header)
-		}
-		tr.CloseIdleConnections()
-	}
-}
-
-func TestDrainLetsExchangesEndAndAsksClientsToLeave(t *testing.T) {
-	inside, release := make(chan struct{}), make(chan struct{})
-	w := start(t, handler(t, func(rw http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/slow" {
-			close(inside)
-			<-release
-		}
-		_, _ = io.WriteString(rw, "done")
-	}), setup{engine: Options{HardStop: 4 * time.Second}})
-	idle := w.dial().send(get("/"))
-	if res, _, _ := idle.answer("GET"); res.Close {
-		t.Fatal("asked to leave before the drain")
-	}
-	busy := w.dial().send(get("/slow"))
-	<-inside
-	w.stop()
-	time.Sleep(50 * time.Millisecond)
-	// An idle connection is not cut under a request that is on its way.
-	if res, body, err := idle.send(get("/")).answer("GET"); err != nil || body != "done" || !res.Close {
-		t.Fatalf("%v %q close=%v", err, body, res.Close)
-	}
-	idle.closed()
-	close(release)
-	if res, body, err := busy.answer("GET"); err != nil || body != "done" || !res.Close {
-		t.Fatalf("%v %q close=%v", err, body, res.Close)
-	}
-	time.Sleep(200 * time.Millisecond)
-	if c, err := net.Dial("tcp", w.addr); err == nil {
-		c.Close()
-		t.Fatal("the port is still open")
-	}
-}
-
-func TestHardStopEndsADrain(t *testing.T) {
-	block := make(chan struct{})
-	t.Cleanup(func() { close(block) })
-	w := start(t, scripted(t, func(_ int, c *raw) { c.request(); <-block }), setup{engine: Options{HardStop: 300 * time.Millisecond}})
-	c := w.dial().send(get("/"))
-	time.Sleep(20 * time.Millisecond)
-	began := time.Now()
-	w.stop()
-	_, _ = c.r.ReadByte()
-	if took := time.Since(began); took > 1500*time.Millisecond {
-		t.Fatalf("drained for %v", took)
-	}
-}
-
-func TestReconnectIsAskedOfHTTP1ClientsInTheirAnswers(t *testing.T) {
-	w := start(t, handler(t, echo), setup{engine: Options{LeaveOver: 300 * time.Millisecond}})
-	var all []*raw
-	for range 40 {
-		c := w.dial()
-		if res, _, _ := c.send(get("/")).answer("GET"); res.Close {
-			t.Fatal("asked before")
-		}
-		all = append(all, c)
-	}
-	w.server.Reconnect(true)
-	time.Sleep(150 * time.Millisecond)
-	early := 0
-	for _, c := range all {
-		if res, _, _ := c.send(get("/")).answer("GET"); res.Close {
-			early++
-			c.closed()
-		}
-	}
-	if early == 0 || early == len(all) {
-		t.Fatalf("%d of %d were asked half way: not spread", early, len(all))
-	}
-	c := w.dial()
-	for end := time.Now().Add(2 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		if res, _, _ := c.send(get("/")).answer("GET"); res.Close {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatal("a new connection was never asked")
-		}
-	}
-	c.closed()
-	if !w.server.Ready() {
-		t.Fatal("a node that is being left still serves and is ready")
-	}
-	w.server.Reconnect(false)
-	if res, _, _ := w.dial().send(get("/")).answer("GET"); res.Close {
-		t.Fatal("still asked to leave")
-	}
-}
-
-func TestOldConnectionsAreAskedToLeave(t *testing.T) {
-	w := start(t, handler(t, echo), setup{engine: Options{MaxAge: 50 * time.Millisecond}})
-	c := w.dial()
-	if res, _, _ := c.send(get("/")).answer("GET"); res.Close {
-		t.Fatal("asked at once")
-	}
-	time.Sleep(70 * time.Millisecond)
-	if res, _, _ := c.send(get("/")).answer("GET"); !res.Close {
-		t.Fatal("not asked after its maximum age")
-	}
-}
-
-// G47 in small: pools live over swaps, and swapping leaks nothing (TestMain checks goroutines).
-func TestSwappingSnapshotsKeepsConnections(t *testing.T) {
-	var conns atomic.Int32
-	up := scripted(t, func(n int, c *raw) {
-		conns.Store(int32(n))
-		for {
-			if _, _, alive := c.request(); !alive {
-				return
+	each(t, func(t *testing.T, start starter) {
+		w := start(t, handler(t, echo), setup{engine: Options{LeaveOver: time.Millisecond}})
+		var dials atomic.Int32
+		c := w.h2c(&dials)
+		for i := range 30 {
+			if i == 10 {
+				w.server.Reconnect(true)
 			}
-			c.send(ok)
+			if i == 20 {
+				w.server.Reconnect(false)
+			}
+			res, err := c.Get("http://a.example/")
+			read(t, res, err)
+			time.Sleep(5 * time.Millisecond)
+		}
+		if n := dials.Load(); n < 5 {
+			t.Fatalf("only %d connections although clients were asked to leave", n)
+		}
+		before := dials.Load()
+		for range 5 {
+			res, err := c.Get("http://a.example/")
+			read(t, res, err)
+		}
+		if n := dials.Load(); n > before+1 {
+			t.Fatalf("%d new connections although clients may stay", n-before)
 		}
 	})
-	w := start(t, up, setup{})
-	c := w.dial()
-	p := compile(t, 2, plainDocument, up)
-	for i := range 500 {
-		if err := w.server.Apply(p, 1); err != nil {
-			t.Fatal(err)
-		}
-		if i%50 == 0 {
-			if res, _, _ := c.send(get("/")).answer("GET"); res.StatusCode != 200 {
-				t.Fatal(res.StatusCode)
-			}
-		}
-	}
-	if n := conns.Load(); n != 1 {
-		t.Fatalf("%d upstream connections", n)
-	}
-	if st := w.server.Snapshot(); st.Snapshot != 2 || len(st.Upstreams) != 1 || st.Upstreams[0].Open != 1 {
-		t.Fatalf("%+v", st)
-	}
-	if err := w.server.Apply(compile(t, 3, plainDocument+fmt.Sprintf("  - {id: other, endpoints: [%q]}\n", up), up), 1); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // What HTTP/1 is refused for, HTTP/2 is refused for.
 func TestHTTP2LengthsAndExpectationsAreAsStrictAsHTTP1s(t *testing.T) {
-	w := start(t, handler(t, echo), setup{})
-	for name, c := range map[string]struct {
-		fields []string
-		body   string
-		why    reason.Reason
-	}{
-		"two lengths":               {[]string{"content-length", "3", "content-length", "4"}, "abc", reason.BadFraming},
-		"two equal lengths":         {[]string{"content-length", "3", "content-length", "3"}, "abc", reason.BadFraming},
-		"a length without a body":   {[]string{"content-length", "3"}, "", reason.BadFraming},
-		"an unknown expectation":    {[]string{"expect", "tea"}, "abc", reason.BadRequest},
-		"the right length":          {[]string{"content-length", "3"}, "abc", reason.None},
-		"length 0 without a body":   {[]string{"content-length", "0"}, "", reason.None},
-		"the expectation of a body": {[]string{"content-length", "3", "expect", "100-continue"}, "abc", reason.None},
-	} {
-		t.Run(name, func(t *testing.T) {
-			status, why := rawStream(t, w.addr, c.fields, c.body)
-			if want := cmp.Or(c.why.Status(), 200); status != want || why != c.why.String() {
-				t.Fatalf("%d %q, want %d %q", status, why, want, c.why)
-			}
-		})
-	}
+	each(t, func(t *testing.T, start starter) {
+		w := start(t, handler(t, echo), setup{})
+		for name, c := range map[string]struct {
+			fields []string
+			body   string
+			why    reason.Reason
+		}{
+			"two lengths":               {[]string{"content-length", "3", "content-length", "4"}, "abc", reason.BadFraming},
+			"two equal lengths":         {[]string{"content-length", "3", "content-length", "3"}, "abc", reason.BadFraming},
+			"a length without a body":   {[]string{"content-length", "3"}, "", reason.BadFraming},
+			"an unknown expectation":    {[]string{"expect", "tea"}, "abc", reason.BadRequest},
+			"the right length":          {[]string{"content-length", "3"}, "abc", reason.None},
+			"length 0 without a body":   {[]string{"content-length", "0"}, "", reason.None},
+			"the expectation of a body": {[]string{"content-length", "3", "expect", "100-continue"}, "abc", reason.None},
+		} {
+			t.Run(name, func(t *testing.T) {
+				status, why := rawStream(t, w.addr, c.fields, c.body)
+				if want := cmp.Or(c.why.Status(), 200); status != want || why != c.why.String() {
+					t.Fatalf("%d %q, want %d %q", status, why, want, c.why)
+				}
+			})
+		}
+	})
 }
 
 // rawStream sends one POST frame by frame and gives the status and the reason of its answer.

@@ -9,6 +9,7 @@ import (
 	"github.com/cellgate/cellgate/proxy"
 	"github.com/cellgate/cellgate/proxy/http1"
 	"github.com/cellgate/cellgate/proxy/http2"
+	"github.com/cellgate/cellgate/proxy/relay"
 )
 
 // stream is the client's side of an exchange over HTTP/2. The codec's part of it, and what is marked so, is guarded by the
@@ -152,7 +153,7 @@ func (s *stream) Read(p []byte) (int, error) {
 		}
 		s.sayContinue()
 		s.q.unlock(true)
-		if !s.mayRead.wait(bodyDeadline(s.start, s.got, s.x.Deadline)) {
+		if !s.mayRead.wait(relay.BodyDeadline(s.start, s.got, s.x.Deadline)) {
 			return 0, errBodyTimeout
 		}
 	}
@@ -169,7 +170,7 @@ func (s *stream) sayContinue() {
 // whole waits for the end of a short body. It stays where it is until the stream's end.
 func (s *stream) whole() ([]byte, bool, error) {
 	r := &s.x.Request
-	for r.Length <= smallBody {
+	for r.Length <= relay.SmallBody {
 		s.q.lock()
 		b, complete, over := s.Buffered(), s.Complete(), s.over()
 		if complete || over || r.Chunked {
@@ -177,14 +178,14 @@ func (s *stream) whole() ([]byte, bool, error) {
 			switch {
 			case over:
 				return nil, false, errClientGone
-			case r.Chunked && (!complete || s.Trailer != nil || len(b) > smallBody):
+			case r.Chunked && (!complete || s.Trailer != nil || len(b) > relay.SmallBody):
 				return nil, false, nil
 			}
 			return b, true, nil
 		}
 		s.sayContinue()
 		s.q.unlock(true)
-		if !s.mayRead.wait(bodyDeadline(s.start, int64(len(b)), s.x.Deadline)) {
+		if !s.mayRead.wait(relay.BodyDeadline(s.start, int64(len(b)), s.x.Deadline)) {
 			return nil, false, errBodyTimeout
 		}
 	}

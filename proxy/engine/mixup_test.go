@@ -1,4 +1,4 @@
-package engine
+package engine_test
 
 import (
 	"context"
@@ -160,43 +160,45 @@ func (q asked) unlessHasty(err error) error {
 // A crowd on few HTTP/2 connections, beside clients of HTTP/1.1, with tokens, keys, refused and abandoned requests mixed:
 // every answer is that of its own request, and every upstream request has its own caller's fields.
 func TestNoRequestIsMixedUpWithAnother(t *testing.T) {
-	up := handler(t, func(w http.ResponseWriter, r *http.Request) {
-		b, _ := io.ReadAll(r.Body)
-		fmt.Fprintf(w, "%s %s %s %s %s\n%s", r.Header.Get("X-Request-Id"), r.Method, r.RequestURI, r.Header.Get("X-Tag"), r.Header.Get("Authorization"), b)
-	})
-	idp := newIssuer(t)
-	w := start(t, up, setup{silent: true, document: strings.Replace(callersDocument, "HASH", auth.HashKey("cg_customer"), 1),
-		auth: callers.NewAuthenticator(idp, time.Now())})
-	var tokens []string
-	for n := range 40 {
-		tokens = append(tokens, idp.token(t, n))
-	}
-	h1 := &http.Transport{MaxIdleConnsPerHost: 16}
-	defer h1.CloseIdleConnections()
-	crowd := []*http.Client{{Transport: h1}}
-	for range 3 {
-		crowd = append(crowd, w.h2c(nil))
-	}
-	end := time.Now().Add(1500 * time.Millisecond)
-	var sent, wrong atomic.Int64
-	var wg sync.WaitGroup
-	for i := range 64 {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			r := mrand.New(mrand.NewPCG(uint64(i), 7))
-			for n := 0; time.Now().Before(end) && wrong.Load() < 5; n++ {
-				q := draw(r, fmt.Sprintf("%d-%d", i, n), tokens)
-				sent.Add(1)
-				if err := q.send(crowd[i%len(crowd)], w.addr); err != nil {
-					wrong.Add(1)
-					t.Errorf("client %d, %s %s: %v", i, q.method, q.path, err)
+	each(t, func(t *testing.T, start starter) {
+		up := handler(t, func(w http.ResponseWriter, r *http.Request) {
+			b, _ := io.ReadAll(r.Body)
+			fmt.Fprintf(w, "%s %s %s %s %s\n%s", r.Header.Get("X-Request-Id"), r.Method, r.RequestURI, r.Header.Get("X-Tag"), r.Header.Get("Authorization"), b)
+		})
+		idp := newIssuer(t)
+		w := start(t, up, setup{silent: true, document: strings.Replace(callersDocument, "HASH", auth.HashKey("cg_customer"), 1),
+			auth: callers.NewAuthenticator(idp, time.Now())})
+		var tokens []string
+		for n := range 40 {
+			tokens = append(tokens, idp.token(t, n))
+		}
+		h1 := &http.Transport{MaxIdleConnsPerHost: 16}
+		defer h1.CloseIdleConnections()
+		crowd := []*http.Client{{Transport: h1}}
+		for range 3 {
+			crowd = append(crowd, w.h2c(nil))
+		}
+		end := time.Now().Add(1500 * time.Millisecond)
+		var sent, wrong atomic.Int64
+		var wg sync.WaitGroup
+		for i := range 64 {
+			wg.Add(1)
+			go func() {
+				defer wg.Done()
+				r := mrand.New(mrand.NewPCG(uint64(i), 7))
+				for n := 0; time.Now().Before(end) && wrong.Load() < 5; n++ {
+					q := draw(r, fmt.Sprintf("%d-%d", i, n), tokens)
+					sent.Add(1)
+					if err := q.send(crowd[i%len(crowd)], w.addr); err != nil {
+						wrong.Add(1)
+						t.Errorf("client %d, %s %s: %v", i, q.method, q.path, err)
+					}
 				}
-			}
-		}()
-	}
-	wg.Wait()
-	if t.Logf("%d requests", sent.Load()); sent.Load() < 100 {
-		t.Errorf("only %d requests were sent", sent.Load())
-	}
+			}()
+		}
+		wg.Wait()
+		if t.Logf("%d requests", sent.Load()); sent.Load() < 100 {
+			t.Errorf("only %d requests were sent", sent.Load())
+		}
+	})
 }

@@ -1,6 +1,6 @@
 //go:build !race
 
-package engine
+package engine_test
 
 // allocsAllowed is the hot path's budget per request.
 const allocsAllowed = 0

@@ -1,4 +1,4 @@
-package engine
+package engine_test
 
 import (
 	"bytes"
@@ -16,6 +16,7 @@ import (
 
 	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/proxy"
+	. "github.com/cellgate/cellgate/proxy/engine"
 	"github.com/cellgate/cellgate/proxy/upstream"
 	"github.com/cellgate/cellgate/reason"
 	"github.com/cellgate/cellgate/trust"
@@ -57,7 +58,7 @@ func (p *pair) client(t testing.TB) *tls.Config {
 	return trust.ClientTLSTo(p.signer(t, "e/a/1"), p.roots, trust.RoleProxy, func(id trust.Identity) bool { return id.ID.Cell() == "e/b" })
 }
 
-func newPair(t testing.TB, document string) *pair {
+func newPair(t testing.TB, start starter, document string) *pair {
 	p := &pair{tail: &elsewhere{}, thereTail: &elsewhere{}}
 	counted := func(n *atomic.Int64, where string) string {
 		return handler(t, func(w http.ResponseWriter, r *http.Request) {
@@ -100,7 +101,7 @@ func (p *pair) serve(t testing.TB) {
 	}
 	cfg := trust.ServerTLS(p.signer(t, "e/b/1"), p.roots, trust.RoleProxy)
 	go func() {
-		ended <- New(p.there.server, Options{HardStop: time.Second}).Run(ctx, Listener{Listener: l, TLS: cfg, Via: via})
+		ended <- p.there.make(p.there.server, Options{HardStop: time.Second}).Run(ctx, Listener{Listener: l, TLS: cfg, Via: via})
 	}()
 	var once atomic.Bool
 	p.stop = func() {
@@ -133,222 +134,238 @@ upstreams:
 `
 
 func TestARequestOfAnEvacuatedCellIsServedByTheCellThatHasItsClient(t *testing.T) {
-	p := newPair(t, priorities)
-	c := p.here.dial()
-	res, _, _ := c.send("GET /any/1?q=%20x HTTP/1.1\r\nHost: a.example\r\nX-Forwarded-For: 6.6.6.6\r\nX-Forwarded-Proto: https\r\nForwarded: for=6.6.6.6\r\nX-Real-IP: 6.6.6.6\r\n\r\n").answer("GET")
-	h := res.Header
-	if res.StatusCode != 200 || h.Get("X-Cell") != "there" || h.Get("X-Seen") != "GET a.example /any/1?q=%20x" || h.Get("X-Cellgate-Reason") != "" {
-		t.Errorf("%d %v", res.StatusCode, h)
-	}
-	if h.Get("Seen-X-Forwarded-For") != "127.0.0.1" || h.Get("Seen-X-Forwarded-Proto") != "http" || len(h.Values("Seen-X-Forwarded-For")) != 1 || h.Get("Seen-X-Real-Ip") != "" {
-		t.Errorf("whom the upstream takes for the client: %v", h)
-	}
-	entry, exit := <-p.here.logged, <-p.there.logged
-	if !entry.Handed || entry.UpstreamID != "peer:e/b" || entry.Via != "" || entry.Attempts != 1 {
-		t.Errorf("the entry's record: %+v", entry)
-	}
-	if exit.Via != "e/a/1" || exit.Handed || exit.RequestID != entry.RequestID || exit.Peer != netip.MustParseAddr("127.0.0.1") || exit.TLS {
-		t.Errorf("the record of the cell that served it: %+v", exit)
-	}
-	big := strings.Repeat("0123456789", 50_000)
-	for name, req := range map[string]string{
-		"small":   "POST /any HTTP/1.1\r\nHost: a.example\r\nContent-Length: 5\r\n\r\nhello",
-		"large":   fmt.Sprintf("POST /any HTTP/1.1\r\nHost: a.example\r\nContent-Length: %d\r\n\r\n%s", len(big), big),
-		"chunked": fmt.Sprintf("POST /any HTTP/1.1\r\nHost: a.example\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n", len(big), big),
-	} {
-		go func() { _, _ = io.WriteString(c, req) }()
-		res, body, err := c.answer("POST")
-		if want := map[bool]string{true: "hello", false: big}[name == "small"]; err != nil || res.StatusCode != 200 || body != want || res.Header.Get("X-Cell") != "there" {
-			t.Errorf("%s: %d, %d bytes, %v", name, res.StatusCode, len(body), err)
+	each(t, func(t *testing.T, start starter) {
+		p := newPair(t, start, priorities)
+		c := p.here.dial()
+		res, _, _ := c.send("GET /any/1?q=%20x HTTP/1.1\r\nHost: a.example\r\nX-Forwarded-For: 6.6.6.6\r\nX-Forwarded-Proto: https\r\nForwarded: for=6.6.6.6\r\nX-Real-IP: 6.6.6.6\r\n\r\n").answer("GET")
+		h := res.Header
+		if res.StatusCode != 200 || h.Get("X-Cell") != "there" || h.Get("X-Seen") != "GET a.example /any/1?q=%20x" || h.Get("X-Cellgate-Reason") != "" {
+			t.Errorf("%d %v", res.StatusCode, h)
 		}
-	}
-	res, body, err := c.send("HEAD /any HTTP/1.1\r\nHost: a.example\r\n\r\n").answer("HEAD")
-	if err != nil || res.StatusCode != 200 || body != "" {
-		t.Errorf("HEAD: %d %v", res.StatusCode, err)
-	}
-	p.hits(t, 0, 5)
+		if h.Get("Seen-X-Forwarded-For") != "127.0.0.1" || h.Get("Seen-X-Forwarded-Proto") != "http" || len(h.Values("Seen-X-Forwarded-For")) != 1 || h.Get("Seen-X-Real-Ip") != "" {
+			t.Errorf("whom the upstream takes for the client: %v", h)
+		}
+		entry, exit := <-p.here.logged, <-p.there.logged
+		if !entry.Handed || entry.UpstreamID != "peer:e/b" || entry.Via != "" || entry.Attempts != 1 {
+			t.Errorf("the entry's record: %+v", entry)
+		}
+		if exit.Via != "e/a/1" || exit.Handed || exit.RequestID != entry.RequestID || exit.Peer != netip.MustParseAddr("127.0.0.1") || exit.TLS {
+			t.Errorf("the record of the cell that served it: %+v", exit)
+		}
+		big := strings.Repeat("0123456789", 50_000)
+		for name, req := range map[string]string{
+			"small":   "POST /any HTTP/1.1\r\nHost: a.example\r\nContent-Length: 5\r\n\r\nhello",
+			"large":   fmt.Sprintf("POST /any HTTP/1.1\r\nHost: a.example\r\nContent-Length: %d\r\n\r\n%s", len(big), big),
+			"chunked": fmt.Sprintf("POST /any HTTP/1.1\r\nHost: a.example\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n", len(big), big),
+		} {
+			go func() { _, _ = io.WriteString(c, req) }()
+			res, body, err := c.answer("POST")
+			if want := map[bool]string{true: "hello", false: big}[name == "small"]; err != nil || res.StatusCode != 200 || body != want || res.Header.Get("X-Cell") != "there" {
+				t.Errorf("%s: %d, %d bytes, %v", name, res.StatusCode, len(body), err)
+			}
+		}
+		res, body, err := c.send("HEAD /any HTTP/1.1\r\nHost: a.example\r\n\r\n").answer("HEAD")
+		if err != nil || res.StatusCode != 200 || body != "" {
+			t.Errorf("HEAD: %d %v", res.StatusCode, err)
+		}
+		p.hits(t, 0, 5)
+	})
 }
 
 func TestForwardedRequestsAreCountedOnceByTheCellThatServesThem(t *testing.T) {
-	p := newPair(t, priorities)
-	c := p.here.dial()
-	for i, want := range []int{200, 200, 429} { // whoever counts twice refuses the second
-		res, body, _ := c.send(get("/few")).answer("GET")
-		if res.StatusCode != want {
-			t.Fatalf("request %d: %d %s", i, res.StatusCode, body)
+	each(t, func(t *testing.T, start starter) {
+		p := newPair(t, start, priorities)
+		c := p.here.dial()
+		for i, want := range []int{200, 200, 429} { // whoever counts twice refuses the second
+			res, body, _ := c.send(get("/few")).answer("GET")
+			if res.StatusCode != want {
+				t.Fatalf("request %d: %d %s", i, res.StatusCode, body)
+			}
+			if want == 429 {
+				problem(t, res, body, reason.RateTenant)
+			}
 		}
-		if want == 429 {
-			problem(t, res, body, reason.RateTenant)
+		p.tail.pool.Store(nil)
+		if res, _, _ := c.send(get("/few")).answer("GET"); res.StatusCode != 200 {
+			t.Errorf("the entry counted what it handed on: %d", res.StatusCode)
 		}
-	}
-	p.tail.pool.Store(nil)
-	if res, _, _ := c.send(get("/few")).answer("GET"); res.StatusCode != 200 {
-		t.Errorf("the entry counted what it handed on: %d", res.StatusCode)
-	}
-	p.hits(t, 1, 2)
+		p.hits(t, 1, 2)
+	})
 }
 
 func TestThereIsOneHopAtMost(t *testing.T) {
-	p := newPair(t, priorities)
-	p.thereTail.pool.Store(p.tail.pool.Load()) // to itself: it would never end
-	if res, _, _ := p.here.dial().send(get("/any")).answer("GET"); res.StatusCode != 200 || res.Header.Get("X-Cell") != "there" {
-		t.Errorf("%d %v", res.StatusCode, res.Header)
-	}
-	p.hits(t, 0, 1)
+	each(t, func(t *testing.T, start starter) {
+		p := newPair(t, start, priorities)
+		p.thereTail.pool.Store(p.tail.pool.Load()) // to itself: it would never end
+		if res, _, _ := p.here.dial().send(get("/any")).answer("GET"); res.StatusCode != 200 || res.Header.Get("X-Cell") != "there" {
+			t.Errorf("%d %v", res.StatusCode, res.Header)
+		}
+		p.hits(t, 0, 1)
+	})
 }
 
 func TestWhatCannotBeHandedOnIsServedHere(t *testing.T) {
-	p := newPair(t, priorities)
-	c := p.here.dial()
-	c.send(get("/any")).answer("GET")
-	p.hits(t, 0, 1)
-	p.stop() // a pooled connection is left, too
-	big := strings.Repeat("0123456789", 5_000)
-	for _, req := range []string{
-		get("/any"), "POST /any HTTP/1.1\r\nHost: a.example\r\nContent-Length: 5\r\n\r\nhello",
-		fmt.Sprintf("POST /any HTTP/1.1\r\nHost: a.example\r\nContent-Length: %d\r\n\r\n%s", len(big), big),
-	} {
-		res, body, err := c.send(req).answer("POST")
-		if err != nil || res.StatusCode != 200 || res.Header.Get("X-Cell") != "here" {
-			t.Fatalf("%.40q: %d %s, %v", req, res.StatusCode, body, err)
+	each(t, func(t *testing.T, start starter) {
+		p := newPair(t, start, priorities)
+		c := p.here.dial()
+		c.send(get("/any")).answer("GET")
+		p.hits(t, 0, 1)
+		p.stop() // a pooled connection is left, too
+		big := strings.Repeat("0123456789", 5_000)
+		for _, req := range []string{
+			get("/any"), "POST /any HTTP/1.1\r\nHost: a.example\r\nContent-Length: 5\r\n\r\nhello",
+			fmt.Sprintf("POST /any HTTP/1.1\r\nHost: a.example\r\nContent-Length: %d\r\n\r\n%s", len(big), big),
+		} {
+			res, body, err := c.send(req).answer("POST")
+			if err != nil || res.StatusCode != 200 || res.Header.Get("X-Cell") != "here" {
+				t.Fatalf("%.40q: %d %s, %v", req, res.StatusCode, body, err)
+			}
 		}
-	}
-	p.hits(t, 3, 0)
-	<-p.here.logged
-	if r := <-p.here.logged; !r.Stayed || r.Handed || r.UpstreamID != "up" {
-		t.Errorf("record %+v", r)
-	}
+		p.hits(t, 3, 0)
+		<-p.here.logged
+		if r := <-p.here.logged; !r.Stayed || r.Handed || r.UpstreamID != "up" {
+			t.Errorf("record %+v", r)
+		}
+	})
 }
 
 func TestACellWithoutRoomIsNotForcedByPriority(t *testing.T) {
-	p := newPair(t, priorities)
-	p.thereTail.admit = func(c cells.Priority) bool { return c == cells.PriorityCritical }
-	c := p.here.dial()
-	for path, where := range map[string]string{"/low": "here", "/any": "here", "/high": "there"} {
-		res, body, _ := c.send(get(path)).answer("GET")
-		if res.StatusCode != 200 || res.Header.Get("X-Cell") != where {
-			t.Errorf("%s: %d %q %s, want %s", path, res.StatusCode, res.Header.Get("X-Cell"), body, where)
+	each(t, func(t *testing.T, start starter) {
+		p := newPair(t, start, priorities)
+		p.thereTail.admit = func(c cells.Priority) bool { return c == cells.PriorityCritical }
+		c := p.here.dial()
+		for path, where := range map[string]string{"/low": "here", "/any": "here", "/high": "there"} {
+			res, body, _ := c.send(get(path)).answer("GET")
+			if res.StatusCode != 200 || res.Header.Get("X-Cell") != where {
+				t.Errorf("%s: %d %q %s, want %s", path, res.StatusCode, res.Header.Get("X-Cell"), body, where)
+			}
 		}
-	}
-	p.hits(t, 2, 1)
-	// A body under way can't be taken back: its client learns the reason.
-	big := strings.Repeat("x", 20_000)
-	res, body, _ := c.send(fmt.Sprintf("POST /any HTTP/1.1\r\nHost: a.example\r\nContent-Length: %d\r\n\r\n%s", len(big), big)).answer("POST")
-	if res.StatusCode != 503 || res.Header.Get("X-Cellgate-Reason") != "forward_refused" || res.Header.Get("Retry-After") == "" {
-		t.Errorf("%d %v %s", res.StatusCode, res.Header, body)
-	}
-	p.hits(t, 0, 0)
+		p.hits(t, 2, 1)
+		// A body under way can't be taken back: its client learns the reason.
+		big := strings.Repeat("x", 20_000)
+		res, body, _ := c.send(fmt.Sprintf("POST /any HTTP/1.1\r\nHost: a.example\r\nContent-Length: %d\r\n\r\n%s", len(big), big)).answer("POST")
+		if res.StatusCode != 503 || res.Header.Get("X-Cellgate-Reason") != "forward_refused" || res.Header.Get("Retry-After") == "" {
+			t.Errorf("%d %v %s", res.StatusCode, res.Header, body)
+		}
+		p.hits(t, 0, 0)
+	})
 }
 
 func TestWhatMayHaveBeenExecutedElsewhereIsNotExecutedAgainHere(t *testing.T) {
-	p := newPair(t, priorities)
-	l := listen(t)
-	defer l.Close()
-	cfg := trust.ServerTLS(p.signer(t, "e/b/2"), p.roots, trust.RoleProxy)
-	go func() {
-		for {
-			nc, err := l.Accept()
-			if err != nil {
-				return
+	each(t, func(t *testing.T, start starter) {
+		p := newPair(t, start, priorities)
+		l := listen(t)
+		defer l.Close()
+		cfg := trust.ServerTLS(p.signer(t, "e/b/2"), p.roots, trust.RoleProxy)
+		go func() {
+			for {
+				nc, err := l.Accept()
+				if err != nil {
+					return
+				}
+				go func() { // takes the request and dies
+					defer nc.Close()
+					b := make([]byte, 4096)
+					_, _ = tls.Server(nc, cfg).Read(b)
+				}()
 			}
-			go func() { // takes the request and dies
-				defer nc.Close()
-				b := make([]byte, 4096)
-				_, _ = tls.Server(nc, cfg).Read(b)
-			}()
+		}()
+		pool, err := upstream.NewPeers("peer:e/b", []string{l.Addr().String()}, p.client(t))
+		if err != nil {
+			t.Fatal(err)
 		}
-	}()
-	pool, err := upstream.NewPeers("peer:e/b", []string{l.Addr().String()}, p.client(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer pool.Retire()
-	p.tail.pool.Store(pool)
-	c := p.here.dial()
-	if res, _, _ := c.send(get("/any")).answer("GET"); res.StatusCode != 200 || res.Header.Get("X-Cell") != "here" {
-		t.Errorf("GET: %d", res.StatusCode)
-	}
-	p.hits(t, 1, 0)
-	res, body, _ := c.send("POST /any HTTP/1.1\r\nHost: a.example\r\nContent-Length: 5\r\n\r\nhello").answer("POST")
-	problem(t, res, body, reason.UpstreamReset)
-	p.hits(t, 0, 0)
+		defer pool.Retire()
+		p.tail.pool.Store(pool)
+		c := p.here.dial()
+		if res, _, _ := c.send(get("/any")).answer("GET"); res.StatusCode != 200 || res.Header.Get("X-Cell") != "here" {
+			t.Errorf("GET: %d", res.StatusCode)
+		}
+		p.hits(t, 1, 0)
+		res, body, _ := c.send("POST /any HTTP/1.1\r\nHost: a.example\r\nContent-Length: 5\r\n\r\nhello").answer("POST")
+		problem(t, res, body, reason.UpstreamReset)
+		p.hits(t, 0, 0)
+	})
 }
 
 func TestOnlyAProxyOfTheWorldIsBelievedAboutTheClient(t *testing.T) {
-	p := newPair(t, priorities)
-	raw := func(cfg *tls.Config) (*tls.Conn, error) {
-		nc, err := net.Dial("tcp", p.peer)
+	each(t, func(t *testing.T, start starter) {
+		p := newPair(t, start, priorities)
+		raw := func(cfg *tls.Config) (*tls.Conn, error) {
+			nc, err := net.Dial("tcp", p.peer)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { nc.Close() })
+			_ = nc.SetDeadline(time.Now().Add(5 * time.Second))
+			tc := tls.Client(nc, cfg)
+			if err := tc.Handshake(); err != nil {
+				return nil, err
+			}
+			_, err = io.WriteString(tc, "GET /any HTTP/1.1\r\nHost: a.example\r\nX-Forwarded-For: 9.9.9.9\r\nX-Forwarded-Proto: https\r\nX-Request-Id: 0123456789abcdef0123456789abcdef\r\n\r\n")
+			if err != nil {
+				return nil, err
+			}
+			one := make([]byte, 1)
+			_, err = tc.Read(one) // TLS 1.3: a refused certificate shows with the first read
+			return tc, err
+		}
+		other, err := trust.NewCA("gw.test", time.Now())
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { nc.Close() })
-		_ = nc.SetDeadline(time.Now().Add(5 * time.Second))
-		tc := tls.Client(nc, cfg)
-		if err := tc.Handshake(); err != nil {
-			return nil, err
+		q := &pair{ca: other, roots: p.roots}
+		for name, cfg := range map[string]*tls.Config{
+			"no certificate": {InsecureSkipVerify: true}, "another world's": trust.ClientTLS(q.signer(t, "e/a/1"), p.roots, trust.RoleProxy),
+		} {
+			if _, err := raw(cfg); err == nil {
+				t.Errorf("%s: it was answered", name)
+			}
 		}
-		_, err = io.WriteString(tc, "GET /any HTTP/1.1\r\nHost: a.example\r\nX-Forwarded-For: 9.9.9.9\r\nX-Forwarded-Proto: https\r\nX-Request-Id: 0123456789abcdef0123456789abcdef\r\n\r\n")
+		if _, err := raw(p.client(t)); err != nil {
+			t.Fatal(err)
+		}
+		if r := <-p.there.logged; r.Peer != netip.MustParseAddr("9.9.9.9") || !r.TLS || r.Via != "e/a/1" || r.RequestID != "0123456789abcdef0123456789abcdef" {
+			t.Errorf("record %+v", r)
+		}
+		// One of another cell that answers at the address is not handed anything.
+		wrong := trust.ClientTLSTo(p.signer(t, "e/a/1"), p.roots, trust.RoleProxy, func(id trust.Identity) bool { return id.ID.Cell() == "e/c" })
+		pool, err := upstream.NewPeers("peer:e/c", []string{p.peer}, wrong)
 		if err != nil {
-			return nil, err
+			t.Fatal(err)
 		}
-		one := make([]byte, 1)
-		_, err = tc.Read(one) // TLS 1.3: a refused certificate shows with the first read
-		return tc, err
-	}
-	other, err := trust.NewCA("gw.test", time.Now())
-	if err != nil {
-		t.Fatal(err)
-	}
-	q := &pair{ca: other, roots: p.roots}
-	for name, cfg := range map[string]*tls.Config{
-		"no certificate": {InsecureSkipVerify: true}, "another world's": trust.ClientTLS(q.signer(t, "e/a/1"), p.roots, trust.RoleProxy),
-	} {
-		if _, err := raw(cfg); err == nil {
-			t.Errorf("%s: it was answered", name)
+		defer pool.Retire()
+		p.thereHits.Store(0)
+		p.tail.pool.Store(pool)
+		if res, _, _ := p.here.dial().send(get("/any")).answer("GET"); res.StatusCode != 200 || res.Header.Get("X-Cell") != "here" {
+			t.Errorf("%d %v", res.StatusCode, res.Header)
 		}
-	}
-	if _, err := raw(p.client(t)); err != nil {
-		t.Fatal(err)
-	}
-	if r := <-p.there.logged; r.Peer != netip.MustParseAddr("9.9.9.9") || !r.TLS || r.Via != "e/a/1" || r.RequestID != "0123456789abcdef0123456789abcdef" {
-		t.Errorf("record %+v", r)
-	}
-	// One of another cell that answers at the address is not handed anything.
-	wrong := trust.ClientTLSTo(p.signer(t, "e/a/1"), p.roots, trust.RoleProxy, func(id trust.Identity) bool { return id.ID.Cell() == "e/c" })
-	pool, err := upstream.NewPeers("peer:e/c", []string{p.peer}, wrong)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer pool.Retire()
-	p.thereHits.Store(0)
-	p.tail.pool.Store(pool)
-	if res, _, _ := p.here.dial().send(get("/any")).answer("GET"); res.StatusCode != 200 || res.Header.Get("X-Cell") != "here" {
-		t.Errorf("%d %v", res.StatusCode, res.Header)
-	}
-	p.hits(t, 1, 0)
+		p.hits(t, 1, 0)
+	})
 }
 
 func TestHTTP2ClientsOfAnEvacuatedCellAreForwardedAsWell(t *testing.T) {
-	p := newPair(t, priorities)
-	protocols := new(http.Protocols)
-	protocols.SetUnencryptedHTTP2(true)
-	tr := &http.Transport{Protocols: protocols}
-	defer tr.CloseIdleConnections()
-	body := bytes.Repeat([]byte("x"), 300_000)
-	for range 3 {
-		req, _ := http.NewRequest("POST", "http://"+p.here.addr+"/any", bytes.NewReader(body))
-		req.Host = "a.example"
-		res, err := tr.RoundTrip(req)
-		if err != nil {
-			t.Fatal(err)
+	each(t, func(t *testing.T, start starter) {
+		p := newPair(t, start, priorities)
+		protocols := new(http.Protocols)
+		protocols.SetUnencryptedHTTP2(true)
+		tr := &http.Transport{Protocols: protocols}
+		defer tr.CloseIdleConnections()
+		body := bytes.Repeat([]byte("x"), 300_000)
+		for range 3 {
+			req, _ := http.NewRequest("POST", "http://"+p.here.addr+"/any", bytes.NewReader(body))
+			req.Host = "a.example"
+			res, err := tr.RoundTrip(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := io.ReadAll(res.Body)
+			res.Body.Close()
+			if err != nil || res.StatusCode != 200 || !bytes.Equal(got, body) || res.Header.Get("X-Cell") != "there" || res.ProtoMajor != 2 {
+				t.Fatalf("%d %v %d bytes %v", res.StatusCode, res.Header, len(got), err)
+			}
 		}
-		got, err := io.ReadAll(res.Body)
-		res.Body.Close()
-		if err != nil || res.StatusCode != 200 || !bytes.Equal(got, body) || res.Header.Get("X-Cell") != "there" || res.ProtoMajor != 2 {
-			t.Fatalf("%d %v %d bytes %v", res.StatusCode, res.Header, len(got), err)
-		}
-	}
-	p.hits(t, 0, 3)
+		p.hits(t, 0, 3)
+	})
 }
 
 var _ proxy.Tail = (*elsewhere)(nil)

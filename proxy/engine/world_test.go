@@ -1,4 +1,4 @@
-package engine
+package engine_test
 
 import (
 	"bufio"
@@ -16,6 +16,7 @@ import (
 
 	"github.com/cellgate/cellgate/proxy"
 	"github.com/cellgate/cellgate/proxy/callers"
+	. "github.com/cellgate/cellgate/proxy/engine" // package loop, which is tested as well, imports it
 	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/proxy/upstream"
 	"github.com/cellgate/cellgate/reason"
@@ -73,7 +74,7 @@ func (r records) Record(x *proxy.Record) {
 type world struct {
 	t      testing.TB
 	server *proxy.Server
-	engine *Engine
+	make   maker
 	addr   string
 	logged chan proxy.Record
 	stop   context.CancelFunc
@@ -88,7 +89,29 @@ type setup struct {
 	silent   bool // no recorder
 }
 
-func start(t testing.TB, up string, s setup) *world {
+// runner is an engine of either kind, maker makes one.
+type (
+	runner interface {
+		Run(ctx context.Context, listeners ...Listener) error
+	}
+	maker func(*proxy.Server, Options) runner
+)
+
+// starter starts a world of one kind of engine.
+type starter func(t testing.TB, up string, s setup) *world
+
+// each runs a test with every kind of engine that this system has: what one promises, all do.
+func each(t *testing.T, test func(t *testing.T, start starter)) {
+	for name, kind := range engines() {
+		t.Run(name, func(t *testing.T) {
+			test(t, func(tb testing.TB, up string, s setup) *world { return start(tb, kind, up, s) })
+		})
+	}
+}
+
+func goroutines(s *proxy.Server, o Options) runner { return New(s, o) }
+
+func start(t testing.TB, kind maker, up string, s setup) *world {
 	t.Helper()
 	if s.document == "" {
 		s.document = plainDocument
@@ -110,11 +133,11 @@ func start(t testing.TB, up string, s setup) *world {
 	if s.engine.HardStop == 0 {
 		s.engine.HardStop = time.Second
 	}
-	w.engine = New(w.server, s.engine)
+	w.make = kind
 	ctx, stop := context.WithCancel(context.Background())
 	w.stop = stop
 	go func() { w.ended <- w.server.Run(ctx) }()
-	go func() { w.ended <- w.engine.Run(ctx, Listener{Listener: l, TLS: s.tls}) }()
+	go func() { w.ended <- kind(w.server, s.engine).Run(ctx, Listener{Listener: l, TLS: s.tls}) }()
 	t.Cleanup(func() {
 		stop()
 		for range 2 {

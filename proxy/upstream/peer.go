@@ -34,7 +34,8 @@ func (p *Pool) Sweep(now time.Time) { p.sweep(now, false) }
 // Retire closes idle connections now, others when their exchange ends.
 func (p *Pool) Retire() {
 	p.mu.Lock()
-	p.retired = true
+	p.retired.Store(true)
 	p.mu.Unlock()
 	p.sweep(time.Time{}, true)
+	p.askShares()
 }

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cellgate/cellgate/proxy/balance"
@@ -53,14 +54,14 @@ type Pool struct {
 	open    int
 	idle    [][]*Conn // per endpoint, the most recently used last
 	idles   int
-	waiting []*waiter
-	retired bool
+	waiting []*Ticket
+	shares  []*Share
+
+	queued  atomic.Int32 // len(waiting)
+	retired atomic.Bool
 }
 
-// waiter gets a connection, or with nil the right to open one.
-type waiter struct{ ready chan *Conn }
-
-var waiters = sync.Pool{New: func() any { return &waiter{make(chan *Conn, 1)} }}
+var waiters = sync.Pool{New: func() any { return &Ticket{ready: make(chan *Conn, 1)} }}
 
 // Options are what all pools share.
 type Options struct {
@@ -177,9 +178,10 @@ func (p *Pool) wait(endpoint int, deadline time.Time) (*Conn, error) {
 		p.mu.Unlock()
 		return nil, ErrPoolFull
 	}
-	w := waiters.Get().(*waiter)
-	p.waiting = append(p.waiting, w)
+	w := waiters.Get().(*Ticket)
+	p.enqueue(w)
 	p.mu.Unlock()
+	p.askShares()
 	timer := time.NewTimer(time.Until(deadline))
 	defer timer.Stop()
 	select {
@@ -188,7 +190,7 @@ func (p *Pool) wait(endpoint int, deadline time.Time) (*Conn, error) {
 		return p.given(c, endpoint, deadline)
 	case <-timer.C:
 	}
-	if !p.leave(w) { // it was served in the same instant
+	if !p.Withdraw(w) { // it was served in the same instant
 		c := <-w.ready
 		waiters.Put(w)
 		return p.given(c, endpoint, deadline)
@@ -207,18 +209,6 @@ func (p *Pool) given(c *Conn, endpoint int, deadline time.Time) (*Conn, error) {
 	c.take()
 	c.Reused = true
 	return c, nil
-}
-
-func (p *Pool) leave(w *waiter) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for i, q := range p.waiting {
-		if q == w {
-			p.waiting = append(p.waiting[:i], p.waiting[i+1:]...)
-			return true
-		}
-	}
-	return false
 }
 
 // dial opens a connection in a slot that is already counted.
@@ -285,7 +275,7 @@ func (p *Pool) Release(c *Conn, reusable bool, now time.Time) {
 	}
 	c.idle = now
 	p.mu.Lock()
-	if p.retired {
+	if p.retired.Load() {
 		p.open--
 		p.mu.Unlock()
 		c.Conn.Close()
@@ -293,7 +283,12 @@ func (p *Pool) Release(c *Conn, reusable bool, now time.Time) {
 	}
 	if w := p.first(); w != nil {
 		p.mu.Unlock()
-		w.ready <- c
+		if w.ready != nil {
+			w.ready <- c
+			return
+		}
+		c.Conn.Close()
+		w.granted()
 		return
 	}
 	p.idle[c.Endpoint] = append(p.idle[c.Endpoint], c)
@@ -304,20 +299,26 @@ func (p *Pool) Release(c *Conn, reusable bool, now time.Time) {
 // freeSlot passes a closed connection's slot on to the first in the queue.
 func (p *Pool) freeSlot() {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	if w := p.first(); w != nil {
-		w.ready <- nil
-		return
+	w := p.first()
+	if w == nil {
+		p.open--
 	}
-	p.open--
+	p.mu.Unlock()
+	w.grant()
 }
 
-func (p *Pool) first() *waiter {
+func (p *Pool) enqueue(w *Ticket) {
+	p.waiting = append(p.waiting, w)
+	p.queued.Store(int32(len(p.waiting)))
+}
+
+func (p *Pool) first() *Ticket {
 	if len(p.waiting) == 0 {
 		return nil
 	}
 	w := p.waiting[0]
 	p.waiting = append(p.waiting[:0], p.waiting[1:]...)
+	p.queued.Store(int32(len(p.waiting)))
 	return w
 }
 
@@ -349,6 +350,9 @@ func (p *Pool) stats(now time.Time) Stats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s := Stats{ID: p.ID, Open: p.open, Idle: p.idles, Pending: len(p.waiting), Endpoints: len(p.places)}
+	for _, o := range p.shares {
+		s.Idle += int(o.Idle.Load())
+	}
 	for i := range p.places {
 		if p.Set.Ejected(i, now) {
 			s.Ejected++

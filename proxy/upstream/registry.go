@@ -77,10 +77,7 @@ func (r *Registry) Retire(keep []*Pool) {
 		if r.last[p.ID] == p {
 			delete(r.last, p.ID)
 		}
-		p.mu.Lock()
-		p.retired = true
-		p.mu.Unlock()
-		p.sweep(time.Time{}, true)
+		p.Retire()
 	}
 }
 

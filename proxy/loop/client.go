@@ -1,0 +1,381 @@
+//go:build linux
+
+package loop
+
+import (
+	"net"
+	"net/netip"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cellgate/cellgate/proxy/engine"
+	"github.com/cellgate/cellgate/proxy/http1"
+	"github.com/cellgate/cellgate/proxy/relay"
+	"github.com/cellgate/cellgate/reason"
+)
+
+// client is one client connection. It owns buffers only while they hold something, and a flight from the first byte of a
+// head to the end of the answer: an idle connection is this and its slot.
+//
+//	waiting ─ a byte ─▶ heading ─ a whole head ─▶ busy ─ answered ─▶ waiting
+//	                       └── no HTTP, or too slow ──┴── answered with close ─▶ lingering ─▶ gone
+type client struct {
+	l     *loop
+	fd    int32 // -1 once closed
+	slot  uint32
+	state state
+
+	canRead bool // more may be there to be read
+	ended   bool // the peer will send no more
+	broken  bool // the kernel says that the connection is dead both ways
+	polled  bool // the kernel is asked about room for writing as well
+	queued  bool // in the loop's list of those that go on
+
+	timer  timer
+	flight *flight
+	in     []byte // what has been read and isn't used up is in[r:w]; nil when there is nothing
+	r, w   int
+	out    []byte // what could not be written yet is out[sent:]; nil when there is nothing
+	sent   int
+
+	peer   netip.Addr
+	text   string
+	old    int64 // unix nanoseconds from which the client is asked to leave
+	goneBy time.Time
+	spare  int // bytes that a lingering connection may still send
+}
+
+type state uint8
+
+const (
+	waiting state = iota
+	heading
+	busy
+	lingering
+)
+
+// wait begins the wait for the next request. Nothing of it is here yet.
+func (c *client) wait() {
+	c.state = waiting
+	c.l.wheel.set(&c.timer, c.l.now.Add(c.idle()))
+}
+
+func (c *client) idle() time.Duration {
+	s := c.l.e.server
+	if s.Draining() {
+		return relay.DrainIdle
+	}
+	if s.Leaving() {
+		return relay.LeaveIdle
+	}
+	return c.l.e.opts.Idle
+}
+
+// leave makes the client old by a time, and gives it until another if it is idle.
+func (c *client) leave(old, idle time.Time) {
+	c.old = min(c.old, old.UnixNano())
+	if c.state == waiting {
+		c.l.wheel.set(&c.timer, idle)
+	}
+}
+
+// readable is called when something may be there to be read.
+func (c *client) readable() {
+	switch c.state {
+	case waiting, heading:
+		c.readHead()
+	case busy:
+		c.flight.clientReady()
+	case lingering:
+		c.discard()
+	}
+}
+
+// goOn is another turn.
+func (c *client) goOn() {
+	switch {
+	case c.state == busy:
+		c.flight.goOn()
+	case c.state == waiting && c.w > c.r:
+		c.head()
+	case c.canRead:
+		c.readable()
+	}
+}
+
+// read reads once into b and keeps the books. more says that nothing came but may come.
+func (c *client) read(b []byte) (n int, more bool) {
+	n, e := c.l.read(c.fd, b)
+	switch {
+	case e == syscall.EAGAIN:
+		c.canRead = false
+		return 0, true
+	case n > 0:
+		c.canRead = c.ended || n == len(b) // a short read has emptied the socket, but for its end
+		return n, true
+	}
+	c.canRead = false
+	return 0, false
+}
+
+// readHead reads until a whole head is there.
+func (c *client) readHead() {
+	for c.canRead && c.state <= heading {
+		if c.in == nil {
+			c.in = c.l.buffers.in()
+		}
+		if c.w == len(c.in) {
+			c.grow(2 * len(c.in))
+		}
+		n, more := c.read(c.in[c.w:])
+		if !more {
+			c.drop()
+			return
+		}
+		if c.w += n; n > 0 {
+			c.head()
+		}
+	}
+	if c.state == waiting && c.r == c.w {
+		c.rest()
+	}
+}
+
+// head takes in what has been read of a head. There is some.
+func (c *client) head() {
+	l := c.l
+	if c.state == waiting {
+		c.state = heading
+		c.flight = l.takeFlight(c)
+		c.flight.x.Start = l.clock()
+	}
+	b := c.in[c.r:c.w]
+	x := c.flight.x
+	n, err := 0, error(nil)
+	if !http1.Preface(b) {
+		n, err = x.Request.Parse(b)
+	} else {
+		c.handOver(nil)
+		return
+	}
+	switch {
+	case err != nil:
+		c.refuse(relay.HeadReason(err))
+	case n > 0:
+		c.r += n
+		c.state = busy
+		c.flight.begin()
+	default:
+		l.wheel.set(&c.timer, x.Start.Add(l.e.opts.HeaderTime))
+	}
+}
+
+// refuse answers a head that could not be read.
+func (c *client) refuse(why reason.Reason) {
+	c.state = busy
+	c.l.e.server.InFlight.Add(1)
+	c.flight.x.Refuse(why)
+	c.flight.answer(false)
+}
+
+// next is called when an exchange has ended and the connection goes on.
+func (c *client) next() {
+	c.state = waiting
+	if c.r < c.w {
+		c.w = copy(c.in, c.in[c.r:c.w])
+		c.r = 0
+		c.l.later(c)
+		return
+	}
+	c.rest()
+	c.wait()
+	if c.canRead {
+		c.l.later(c)
+	}
+}
+
+// rest gives back what an idle connection doesn't need.
+func (c *client) rest() {
+	if c.in != nil {
+		c.l.buffers.put(c.in)
+		c.in, c.r, c.w = nil, 0, 0
+	}
+}
+
+// grow moves the unread bytes into a buffer of at least n bytes. One that holds the head of the exchange under way stays
+// with the exchange.
+func (c *client) grow(n int) {
+	bigger := make([]byte, max(min(n, http1.MaxHead+inSize), c.w-c.r+inSize))
+	c.w = copy(bigger, c.in[c.r:c.w])
+	c.r = 0
+	if c.state == busy {
+		c.flight.keep(c.in)
+	} else {
+		c.l.buffers.put(c.in)
+	}
+	c.in = bigger
+}
+
+// send writes a and b, or keeps what doesn't go out at once. It is false when the connection is broken.
+func (c *client) send(a, b []byte) bool {
+	n := 0
+	if len(c.out) == 0 {
+		var e syscall.Errno
+		if len(b) == 0 {
+			n, e = c.l.write(c.fd, a)
+		} else {
+			n, e = c.l.write2(c.fd, a, b)
+		}
+		if e != 0 && e != syscall.EAGAIN {
+			c.broken = true
+			return false
+		}
+		if n == len(a)+len(b) {
+			return true
+		}
+	}
+	c.out = hold(c.l, c.out, a, b, n)
+	return c.pollWrite()
+}
+
+// hold appends what is left of a and b after their first n bytes.
+func hold(l *loop, out, a, b []byte, n int) []byte {
+	if out == nil {
+		out = l.buffers.out(len(a) + len(b) - n)
+	}
+	if n < len(a) {
+		out = append(out, a[n:]...)
+		n = len(a)
+	}
+	return append(out, b[n-len(a):]...)
+}
+
+// pollWrite asks the kernel to tell about room for writing, from now on.
+func (c *client) pollWrite() bool {
+	if !c.polled {
+		c.polled = true
+		if c.l.watch(unix.EPOLL_CTL_MOD, c.fd, allEvents, c.slot, c.l.slots[c.slot].gen) != nil {
+			c.broken = true
+			return false
+		}
+	}
+	return true
+}
+
+// flush writes what waits. It is false when the connection is gone afterwards.
+func (c *client) flush() bool {
+	n, e := c.l.write(c.fd, c.out[c.sent:])
+	if e != 0 && e != syscall.EAGAIN {
+		c.broken = true
+		if c.flight != nil {
+			c.flight.clientBroke()
+		} else {
+			c.drop()
+		}
+		return c.fd >= 0
+	}
+	if c.sent += n; c.sent < len(c.out) {
+		return true
+	}
+	c.l.buffers.put(c.out)
+	c.out, c.sent = nil, 0
+	if c.flight != nil {
+		c.flight.clientDrained()
+	}
+	return c.fd >= 0
+}
+
+// linger lets the client read its answer before the connection is closed.
+func (c *client) linger() {
+	c.rest()
+	c.state, c.spare = lingering, relay.LingerBytes
+	_ = unix.Shutdown(int(c.fd), unix.SHUT_WR)
+	c.l.wheel.set(&c.timer, c.l.now.Add(relay.LingerTime))
+	if c.canRead {
+		c.discard()
+	}
+}
+
+// discard reads what a client sends that has its last answer.
+func (c *client) discard() {
+	for c.canRead {
+		n, more := c.read(c.l.in)
+		if c.spare -= n; !more || c.spare <= 0 {
+			c.drop()
+			return
+		}
+	}
+}
+
+// expired is called when the connection's time is up.
+func (c *client) expired() {
+	c.l.current = c.slot
+	switch c.state {
+	case waiting, lingering:
+		c.drop()
+	case heading:
+		c.refuse(reason.HeaderTimeout)
+	case busy:
+		c.flight.expired()
+	}
+}
+
+// drop closes the connection, and breaks off the exchange that it carries.
+func (c *client) drop() {
+	if c.fd < 0 {
+		return
+	}
+	if f := c.flight; f != nil {
+		c.flight = nil
+		f.breakOff(c.state == busy)
+	}
+	unix.Close(int(c.fd))
+	c.forget()
+}
+
+// forget empties the connection's slot. The descriptor is closed, or another's.
+func (c *client) forget() {
+	l := c.l
+	l.wheel.stop(&c.timer)
+	l.leave(c.slot)
+	c.fd = -1
+	c.rest()
+	if c.out != nil {
+		l.buffers.put(c.out)
+		c.out = nil
+	}
+	l.clients--
+	l.e.server.Connections.Add(-1)
+}
+
+// handOver gives the connection to the other engine, with an exchange that has been judged or with none.
+func (c *client) handOver(f *flight) {
+	l := c.l
+	h := engine.Handed{Read: c.in[:c.w], Old: time.Unix(0, c.old)}
+	_ = unix.EpollCtl(int(l.ep), unix.EPOLL_CTL_DEL, int(c.fd), nil)
+	file := os.NewFile(uintptr(c.fd), "")
+	nc, err := net.FileConn(file) // a descriptor of its own
+	file.Close()
+	if f != nil {
+		h.Exchange, h.Head = f.x, c.r
+		f.x = nil
+	} else {
+		h.Read = h.Read[c.r:]
+	}
+	own := c.flight
+	c.flight, c.in, c.r, c.w = nil, nil, 0, 0
+	own.breakOff(f != nil)
+	c.forget()
+	if err != nil {
+		l.e.opts.Log.Warn("handing a connection over", "error", err)
+		if h.Exchange != nil {
+			l.e.server.Release(h.Exchange)
+		}
+		return
+	}
+	h.Conn = nc
+	l.e.rest.Take(h)
+}

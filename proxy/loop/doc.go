@@ -1,0 +1,17 @@
+// Package loop is the engine of event loops: a few threads that share nothing, each with its own epoll set, its own
+// listening sockets, its own clients, its own connections to upstreams and its own timers. It drives the same exchanges by
+// the same rules as package engine (see package relay), to which it hands over what it doesn't do itself: HTTP/2, TLS
+// towards upstreams. Linux only.
+//
+//	e := loop.New(server, loop.Options{Options: engine.Options{Log: log}})
+//	err := e.Run(ctx, plain, secure)   // as engine.Engine.Run
+//
+// Ownership. Everything of a loop (connections, exchanges under way, timers, buffers) is touched by its own goroutine
+// alone. Others leave it a message: what they want done, as a function that runs on the loop. A descriptor is closed by the
+// loop that registered it and by nobody else; events carry the generation of the slot they were registered for, so one that
+// was on its way when the slot changed hands is ignored. An exchange that waits for something elsewhere (keys, names, a
+// place in a pool) carries a generation too, which whoever comes back compares.
+//
+// Events are edge-triggered: the kernel says once that something can be read, and the connection remembers it until a read
+// came back short. Not reading is therefore enough to stop a sender, and needs no system call.
+package loop

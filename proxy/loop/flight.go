@@ -1,0 +1,475 @@
+//go:build linux
+
+package loop
+
+import (
+	"syscall"
+	"time"
+
+	"github.com/cellgate/cellgate/proxy"
+	"github.com/cellgate/cellgate/proxy/http1"
+	"github.com/cellgate/cellgate/proxy/relay"
+	"github.com/cellgate/cellgate/proxy/upstream"
+	"github.com/cellgate/cellgate/reason"
+)
+
+// flight is one exchange under way on a loop. It is used again for another when it has ended.
+//
+//	parked ⇄ judged ─▶ collecting ─▶ queued ─▶ resolving ─▶ connecting ─▶ awaiting ─▶ relaying ─▶ draining
+//	                                   ▲ └────────┴── fails ──┴────────────┘
+//	                                   └── backingOff ◀─┘
+//
+// Phases that are not needed are passed over. From any phase it can end with an answer of its own.
+type flight struct {
+	l      *loop
+	client *client
+	x      *proxy.Exchange // nil once it has been handed over
+	gen    uint32          // changes with every use and every attempt: who comes back from elsewhere compares it
+	phase  phase
+
+	// The request.
+	upload upload
+	body   []byte   // when it is whole
+	full   bool     // body is the whole request body
+	kept   [][]byte // buffers that the head lies in, besides the client's
+
+	// The attempt.
+	trying   bool // the balancer counts it
+	lane     *lane
+	conn     *conn
+	wish     *wish
+	tried    uint64
+	fresh    bool // the next one wants a new connection
+	sent     bool // a byte of this attempt may have reached the upstream
+	interims int
+	took     time.Time // start of the attempt
+	deadline time.Time // when attempts must have ended
+	by       time.Time // when the phase must have ended; zero = at the deadline
+
+	// The answer.
+	res      http1.Response
+	kind     http1.Body
+	left     int64 // of a counted body
+	chunks   http1.Chunks
+	framing  relay.Framing
+	answered bool      // its head was written
+	aborted  bool      // the client must see that it is not whole
+	goes     bool      // the connection goes on once all is written
+	since    time.Time // of a wait for more of the upstream's body
+}
+
+type phase uint8
+
+const (
+	judged phase = iota
+	parked
+	collecting
+	queued
+	resolving
+	connecting
+	awaiting
+	backingOff
+	relaying
+	draining
+)
+
+const keepFlights = 256
+
+func (l *loop) takeFlight(c *client) *flight {
+	var f *flight
+	if n := len(l.flights); n > 0 {
+		f = l.flights[n-1]
+		l.flights = l.flights[:n-1]
+	} else {
+		f = &flight{l: l}
+	}
+	if f.x == nil {
+		f.x = l.e.server.Acquire()
+	}
+	f.client = c
+	f.x.Peer, f.x.PeerText, f.x.TLS, f.x.Protocol, f.x.Via = c.peer, c.text, false, "HTTP/1.1", ""
+	return f
+}
+
+// recycle makes the flight ready for another exchange.
+func (f *flight) recycle() {
+	for i, b := range f.kept {
+		f.l.buffers.put(b)
+		f.kept[i] = nil
+	}
+	f.gen++
+	f.client, f.phase, f.body, f.full, f.kept = nil, judged, nil, false, f.kept[:0]
+	f.lane, f.conn, f.wish, f.tried, f.fresh, f.sent = nil, nil, nil, 0, false, false
+	f.framing, f.answered, f.aborted, f.goes = relay.Framing{}, false, false, false
+	if len(f.l.flights) < keepFlights {
+		f.l.flights = append(f.l.flights, f)
+	} else if f.x != nil {
+		f.l.e.server.Release(f.x)
+	}
+}
+
+// keep holds a buffer until the exchange has ended.
+func (f *flight) keep(b []byte) { f.kept = append(f.kept, b) }
+
+// begin takes up an exchange whose head has been read.
+func (f *flight) begin() {
+	x := f.x
+	f.l.e.server.InFlight.Add(1)
+	x.Closing = x.Request.Close || x.Start.UnixNano() > f.client.old
+	f.upload.begin(&x.Request)
+	f.judge()
+}
+
+// judge takes the exchange through the pipeline.
+func (f *flight) judge() {
+	f.phase = judged
+	switch f.x.Run() {
+	case proxy.Next:
+		f.forward()
+	case proxy.Reply:
+		f.answer(f.passOver())
+	case proxy.Park:
+		f.park()
+	}
+}
+
+// park waits for what the pipeline waits for, at most until the deadline.
+func (f *flight) park() {
+	f.phase = parked
+	f.arm()
+	l, gen, come, until := f.l, f.gen, f.x.Wait(), f.x.Deadline
+	l.e.helpers.Go(func() {
+		t := time.NewTimer(time.Until(until))
+		defer t.Stop()
+		select {
+		case <-come:
+			l.post(func() {
+				if f.gen == gen && f.phase == parked {
+					l.current = f.client.slot
+					f.judge()
+				}
+			})
+		case <-t.C:
+		case <-l.e.over:
+		}
+	})
+}
+
+// forward begins to carry the exchange out: with a short body whole, so that it can be sent again.
+func (f *flight) forward() {
+	if !f.x.Pool.Plain() {
+		f.client.handOver(f)
+		return
+	}
+	q := &f.upload
+	switch {
+	case q.done:
+		f.full = true
+	case !q.chunked && q.left <= relay.SmallBody:
+		f.collect()
+		return
+	}
+	f.start()
+}
+
+func (f *flight) start() {
+	if f.x.Machine.Replayable = f.full; f.full {
+		f.x.BytesIn = int64(len(f.body))
+	}
+	if len(f.body) > 0 || f.x.Parked {
+		f.l.clock()
+	}
+	f.attempt()
+}
+
+// arm sets the timer to when the flight's next limit is reached.
+func (f *flight) arm() { f.l.wheel.set(&f.client.timer, f.due()) }
+
+func (f *flight) due() time.Time {
+	at := f.limit()
+	if by := f.client.goneBy; !by.IsZero() && by.Before(at) {
+		at = by
+	}
+	if f.starved() {
+		if by := f.upload.by(f.x.Deadline); by.Before(at) {
+			at = by
+		}
+	}
+	return at
+}
+
+// limit is when the phase must have ended.
+func (f *flight) limit() time.Time {
+	switch f.phase {
+	case parked:
+		return f.x.Deadline
+	case collecting:
+		return f.upload.by(f.x.Deadline)
+	case draining:
+		return f.x.Deadline.Add(writeGrace)
+	case relaying:
+		if len(f.client.out) > 0 {
+			return f.x.Deadline.Add(writeGrace)
+		}
+	}
+	if f.by.IsZero() || f.deadline.Before(f.by) {
+		return f.deadline
+	}
+	return f.by
+}
+
+// writeGrace is how much longer than its exchange a client may take to read its answer.
+const writeGrace = 3 * time.Second
+
+// expired is called when a limit has been reached.
+func (f *flight) expired() {
+	c, now := f.client, f.l.clock()
+	if by := c.goneBy; !by.IsZero() && !now.Before(by) {
+		if f.l.gone(c.fd) {
+			f.clientGone()
+			return
+		}
+		c.goneBy = now.Add(relay.LookAfter)
+	}
+	switch {
+	case f.starved() && !now.Before(f.upload.by(f.x.Deadline)):
+		f.uploadFailed(reason.BodyTimeout)
+	case now.Before(f.limit()):
+		f.arm()
+	default:
+		f.late()
+	}
+}
+
+// late ends a phase whose time is up.
+func (f *flight) late() {
+	switch f.phase {
+	case parked:
+		f.x.Fail(reason.TotalTimeout)
+		f.answer(false)
+	case collecting:
+		f.fail(reason.BodyTimeout)
+	case queued:
+		f.failed(retryFatal, reason.PoolFull)
+	case resolving, connecting:
+		f.failed(retryConnectTimeout, reason.ConnectTimeout)
+	case awaiting:
+		f.failed(relay.Late(f.starved()))
+	case backingOff:
+		f.attempt()
+	case relaying:
+		f.truncate()
+	case draining:
+		f.clientBroke()
+	}
+}
+
+// clientReady is called when the client has sent something, or has ended its side.
+func (f *flight) clientReady() {
+	c := f.client
+	switch {
+	case c.broken:
+		f.clientGone()
+		return
+	case f.phase == collecting:
+		f.collect()
+		return
+	case f.streaming():
+		f.pump()
+		if c.flight != f {
+			return
+		}
+	}
+	if c.ended && c.goneBy.IsZero() { // it may only have ended its sending: an answer that comes soon is still for it
+		c.goneBy = f.l.now.Add(relay.LookAfter)
+		f.arm()
+	}
+}
+
+// clientDrained is called when all that waited for the client has been written.
+func (f *flight) clientDrained() {
+	switch f.phase {
+	case draining:
+		f.finish(f.goes)
+	case relaying:
+		f.by = f.idleBy()
+		f.more()
+	}
+}
+
+// goOn is another turn of bodies in motion.
+func (f *flight) goOn() {
+	c := f.client
+	if f.streaming() && c.canRead {
+		f.pump()
+	}
+	if c.flight == f && f.conn != nil && f.conn.canRead {
+		f.hear()
+	}
+}
+
+// clientGone ends an exchange that nobody waits for.
+func (f *flight) clientGone() {
+	f.client.broken = true
+	switch {
+	case f.phase == relaying:
+		f.truncate()
+	case f.phase == draining:
+		f.clientBroke()
+	case f.trying:
+		f.failed(retryFatal, reason.ClientGone)
+	default:
+		f.fail(reason.ClientGone)
+	}
+}
+
+// clientBroke ends an exchange whose answer could not be written.
+func (f *flight) clientBroke() {
+	f.client.broken = true
+	if !f.answered {
+		f.clientGone()
+		return
+	}
+	f.x.Truncated = f.x.Reason == reason.None
+	f.finish(false)
+}
+
+// fail answers in the gateway's own name.
+func (f *flight) fail(why reason.Reason) {
+	f.x.Fail(why)
+	if why == reason.ClientGone {
+		f.aborted = true
+		f.finish(false)
+		return
+	}
+	f.answer(f.full)
+}
+
+// answer sends an own answer. read says whether the request was read whole; if not, the connection can't go on.
+func (f *flight) answer(read bool) {
+	x, l := f.x, f.l
+	if !read {
+		x.Closing = true
+	}
+	b := x.Body()
+	out, framing := relay.AppendHead(l.out[:0], x, int64(len(b)), x.Head())
+	f.framing, f.answered = framing, true
+	if !x.Head() {
+		out = append(out, b...)
+		x.BytesOut = int64(len(b))
+	}
+	l.out = out[:0]
+	if !f.client.send(out, nil) {
+		f.clientBroke()
+		return
+	}
+	f.over(read)
+}
+
+// over ends the exchange once all is written. clean says that the request was read whole and the answer given whole.
+func (f *flight) over(clean bool) {
+	c := f.client
+	f.goes = clean && !f.framing.Closing && !f.aborted && f.upload.done
+	if len(c.out) > 0 {
+		f.phase = draining
+		f.arm()
+		return
+	}
+	f.finish(f.goes)
+}
+
+// finish ends the exchange; the connection goes on, lingers, or is closed.
+func (f *flight) finish(goes bool) {
+	c, l := f.client, f.l
+	f.giveUp()
+	l.clock()
+	aborted, bare := f.aborted, f.framing.Bare
+	f.x.Finish(l.now)
+	l.e.server.InFlight.Add(-1)
+	c.flight, c.goneBy = nil, time.Time{}
+	f.recycle()
+	switch {
+	case c.broken || aborted:
+		if bare {
+			reset(c.fd)
+		}
+		c.drop()
+	case goes:
+		c.next()
+	default:
+		c.linger()
+	}
+}
+
+// breakOff ends the flight of a connection that is gone already. begun says that it counts as an exchange.
+func (f *flight) breakOff(begun bool) {
+	l, x := f.l, f.x
+	if x == nil {
+		l.e.server.InFlight.Add(-1)
+		f.recycle()
+		return
+	}
+	f.giveUp()
+	if begun {
+		if f.answered {
+			x.Truncated = x.Reason == reason.None
+		} else {
+			x.Fail(reason.ClientGone)
+		}
+		x.Finish(l.clock())
+		l.e.server.InFlight.Add(-1)
+	}
+	x.Request.Blank()
+	f.recycle()
+}
+
+// read reads once from the upstream into b. e is 0 with n = 0 at the end of what it sends.
+func (u *conn) read(b []byte) (n int, e syscall.Errno) {
+	n, e = u.lane.l.read(u.fd, b)
+	if e == syscall.EAGAIN {
+		u.canRead = false
+	} else if n > 0 {
+		u.started = true
+		u.canRead = u.ended || n == len(b)
+	}
+	return n, e
+}
+
+// wish is a flight's place in a pool's queue.
+type wish struct {
+	f      *flight
+	gen    uint32
+	lane   *lane
+	ticket *upstream.Ticket
+}
+
+func (w *wish) wanted() bool { return w.f.gen == w.gen && w.f.phase == queued }
+
+// granted is called, on whatever goroutine freed a place, when the place is the wish's.
+func (w *wish) granted() {
+	if !w.lane.l.post(w.place) {
+		w.lane.pool.Exit()
+	}
+}
+
+// place uses the granted place, or gives it back if nobody needs it any more.
+func (w *wish) place() {
+	w.lane.open++
+	if !w.wanted() {
+		w.lane.exit()
+		return
+	}
+	w.f.l.current = w.f.client.slot
+	w.f.wish = nil
+	w.f.connect(w.f.x.Endpoint)
+}
+
+// given uses a connection that another exchange of the loop has no use for.
+func (w *wish) given(u *conn) {
+	f := w.f
+	set := f.x.Pool.Set
+	set.Cancel(f.x.Endpoint)
+	set.Begin(u.endpoint)
+	f.x.Endpoint, f.wish, u.reused = u.endpoint, nil, true
+	f.use(u)
+}

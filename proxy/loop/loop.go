@@ -1,0 +1,388 @@
+//go:build linux
+
+package loop
+
+import (
+	"net/netip"
+	"runtime"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cellgate/cellgate/proxy/relay"
+	"github.com/cellgate/cellgate/proxy/upstream"
+)
+
+// loop is one thread with all that it owns. Everything but mail, lag and busySince is its goroutine's.
+type loop struct {
+	e      *Engine
+	ep     int32
+	slots  []slot
+	free   []uint32
+	events [maxEvents]unix.EpollEvent
+	iov    [2]unix.Iovec
+	now    time.Time
+	wheel  wheel
+	calls  calls
+
+	in  []byte // what is read and used up at once
+	out []byte // what is made and written at once
+	buffers
+	flights []*flight // free ones
+
+	clients   int
+	listeners []uint32 // slots
+	resume    timer    // of accepting, after a failure
+	delay     time.Duration
+	again     []ref // clients that have more to do than was their turn
+	lanes     map[*upstream.Pool]*lane
+	last      *lane // the one used last
+	released  []*conn
+	sweeping  timer
+	current   uint32 // the slot being served, for what a panic must close
+	ending    bool   // no listener any more: ends with the last client
+
+	mail mailbox
+
+	busySince atomic.Int64 // unix nanoseconds since the loop last slept; 0 while it does
+	lag       atomic.Int64 // the longest turn since it was last asked for, nanoseconds
+}
+
+// maxEvents bounds a turn: what arrives meanwhile is seen after it.
+const maxEvents = 128
+
+// slot is a place in the loop's table of descriptors. Its generation changes whenever its descriptor leaves it.
+type slot struct {
+	gen      uint32
+	client   *client
+	conn     *conn
+	listener int32 // descriptor, or -1
+	fd       int32 // -1 = free
+}
+
+// ref names what was in a slot at some time.
+type ref struct{ slot, gen uint32 }
+
+// The mailbox is slot 0: an eventfd that wakes the loop.
+type mailbox struct {
+	fd     int32
+	mu     sync.Mutex
+	queue  []func()
+	spare  []func()
+	closed bool
+}
+
+// post leaves a message. It is false when the loop has ended and will not run it.
+func (l *loop) post(do func()) bool {
+	m := &l.mail
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return false
+	}
+	if m.queue = append(m.queue, do); len(m.queue) == 1 {
+		one := [8]byte{1} // eventfd(2): the byte order doesn't matter
+		_, _ = unix.Write(int(m.fd), one[:])
+	}
+	return true
+}
+
+func (l *loop) readMail() {
+	m := &l.mail
+	var b [8]byte
+	_, _ = unix.Read(int(m.fd), b[:])
+	m.mu.Lock()
+	m.queue, m.spare = m.spare[:0], m.queue
+	todo := m.spare
+	m.mu.Unlock()
+	for i, do := range todo {
+		todo[i] = nil
+		l.guarded(do)
+	}
+}
+
+func newLoop(e *Engine) (*loop, error) {
+	l := &loop{e: e, in: make([]byte, readSize), out: make([]byte, 0, bigSize), lanes: map[*upstream.Pool]*lane{}, now: time.Now()}
+	l.wheel.base = l.now
+	l.resume.fire, l.sweeping.fire = l.resumeAccepting, l.sweep
+	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	l.ep = int32(ep)
+	fd, err := unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC)
+	if err != nil {
+		unix.Close(ep)
+		return nil, err
+	}
+	l.mail.fd = int32(fd)
+	at := l.take(slot{listener: -1, fd: l.mail.fd})
+	if err := l.watch(unix.EPOLL_CTL_ADD, l.mail.fd, readEvents, at, 0); err != nil {
+		l.close()
+		return nil, err
+	}
+	return l, nil
+}
+
+// take puts a descriptor's owner into a free slot.
+func (l *loop) take(s slot) uint32 {
+	if n := len(l.free); n > 0 {
+		i := l.free[n-1]
+		l.free = l.free[:n-1]
+		s.gen = l.slots[i].gen
+		l.slots[i] = s
+		return i
+	}
+	l.slots = append(l.slots, s)
+	return uint32(len(l.slots) - 1)
+}
+
+// leave empties a slot; its descriptor is somebody else's, or closed.
+func (l *loop) leave(i uint32) {
+	l.slots[i] = slot{gen: l.slots[i].gen + 1, listener: -1, fd: -1}
+	l.free = append(l.free, i)
+}
+
+// clock reads the time anew.
+func (l *loop) clock() time.Time {
+	l.now = time.Now()
+	return l.now
+}
+
+// run serves until there is nothing left to serve after end was called.
+func (l *loop) run() {
+	runtime.LockOSThread() // no UnlockOSThread: the thread ends with the loop
+	for !l.ending || l.clients > 0 {
+		n := l.poll()
+		if n == 0 && len(l.again) == 0 {
+			l.quiet(0)
+			n = l.sleep(l.wheel.wait(l.now))
+		}
+		began := l.clock()
+		l.busySince.Store(began.UnixNano())
+		l.turn(n)
+		if took := l.clock().Sub(began); took > time.Duration(l.lag.Load()) {
+			l.lag.Store(int64(took))
+		}
+	}
+	l.close()
+}
+
+// turn serves what a wait found. A fault of ours is kept to the connection that met it.
+func (l *loop) turn(n int) {
+	at := 0
+	l.quiet(n)
+	for !l.guarded(func() {
+		for ; at < n; at++ {
+			ev := &l.events[at]
+			l.event(ref{uint32(ev.Fd), uint32(ev.Pad)}, ev.Events)
+		}
+	}) {
+		at++
+	}
+	if todo := l.again; len(todo) > 0 {
+		l.again = nil
+		for i := range todo {
+			l.guarded(func() { l.goOn(todo[i]) })
+		}
+		if l.again == nil {
+			l.again = todo[:0]
+		}
+	}
+	for !l.guarded(func() { l.wheel.advance(l.now) }) {
+	}
+}
+
+// guarded says whether do went well. After a panic the connection that was being served is closed.
+func (l *loop) guarded(do func()) (ok bool) {
+	l.current = 0
+	defer func() {
+		if fault := recover(); fault != nil {
+			l.e.opts.Log.Error("panic on a connection", "panic", fault, "stack", string(debug.Stack()))
+			if c := l.slots[l.current].client; c != nil {
+				c.drop()
+			}
+		}
+	}()
+	do()
+	return true
+}
+
+// quiet closes the idle upstream connections that have something to say, ahead of everything else that a wait has found:
+// none of them is used for a request then. What was laid aside in the last turn may be used from now on, because this wait
+// came after it and would have told.
+func (l *loop) quiet(n int) {
+	for i := range n {
+		ev := &l.events[i]
+		s := &l.slots[ev.Fd]
+		if s.gen == uint32(ev.Pad) && s.conn != nil && s.conn.flight == nil && ev.Events&^unix.EPOLLOUT != 0 {
+			s.conn.lane.remove(s.conn)
+			s.conn.close()
+		}
+	}
+	for i, u := range l.released {
+		if l.released[i] = nil; u.fd >= 0 {
+			u.lane.shelve(u)
+		}
+	}
+	l.released = l.released[:0]
+}
+
+func (l *loop) event(r ref, events uint32) {
+	s := &l.slots[r.slot]
+	if s.gen != r.gen {
+		return
+	}
+	ended := events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0
+	switch {
+	case s.client != nil:
+		c := s.client
+		l.current = r.slot
+		c.ended = c.ended || ended
+		c.broken = c.broken || events&(unix.EPOLLHUP|unix.EPOLLERR) != 0
+		if events&unix.EPOLLIN != 0 || ended {
+			c.canRead = true
+		}
+		if events&unix.EPOLLOUT != 0 && len(c.out) > 0 && !c.flush() {
+			return
+		}
+		if c.canRead {
+			c.readable()
+		}
+	case s.conn != nil:
+		u := s.conn
+		u.ended = u.ended || ended
+		if events&unix.EPOLLIN != 0 || ended {
+			u.canRead = true
+		}
+		if f := u.flight; f != nil {
+			l.current = f.client.slot
+			f.upstreamReady(events&unix.EPOLLOUT != 0)
+		}
+	case s.listener >= 0:
+		l.accept(r.slot)
+	case r.slot == 0:
+		l.readMail()
+	}
+}
+
+// later gives a client another turn.
+func (l *loop) later(c *client) {
+	if !c.queued {
+		c.queued = true
+		l.again = append(l.again, ref{c.slot, l.slots[c.slot].gen})
+	}
+}
+
+func (l *loop) goOn(r ref) {
+	if s := &l.slots[r.slot]; s.gen == r.gen && s.client != nil {
+		l.current = r.slot
+		s.client.queued = false
+		s.client.goOn()
+	}
+}
+
+// accepts is how many connections one turn takes of a listening socket.
+const accepts = 16
+
+func (l *loop) accept(at uint32) {
+	for range accepts {
+		fd, peer, err := accept(l.slots[at].listener)
+		switch err {
+		case nil:
+			l.delay = 0
+			l.client(fd, peer)
+		case unix.EAGAIN:
+			return
+		case unix.ECONNABORTED, unix.EINTR, unix.EPROTO:
+		default: // no descriptors, or no memory: it passes
+			l.e.opts.Log.Warn("accept", "error", err)
+			l.delay = min(max(2*l.delay, 5*time.Millisecond), time.Second)
+			l.accepting(0)
+			l.wheel.set(&l.resume, l.now.Add(l.delay))
+			return
+		}
+	}
+}
+
+// accepting turns the events of the listening sockets on or off. They are level-triggered: a full turn comes again.
+func (l *loop) accepting(events uint32) {
+	for _, at := range l.listeners {
+		_ = l.watch(unix.EPOLL_CTL_MOD, l.slots[at].listener, events, at, l.slots[at].gen)
+	}
+}
+
+func (l *loop) resumeAccepting() { l.accepting(unix.EPOLLIN) }
+
+// listen takes a listening socket over.
+func (l *loop) listen(fd int32) error {
+	at := l.take(slot{listener: fd, fd: fd})
+	if err := l.watch(unix.EPOLL_CTL_ADD, fd, unix.EPOLLIN, at, l.slots[at].gen); err != nil {
+		l.leave(at)
+		return err
+	}
+	l.listeners = append(l.listeners, at)
+	return nil
+}
+
+// client begins to serve a connection, within the bound.
+func (l *loop) client(fd int32, peer netip.Addr) {
+	if l.e.full() {
+		unix.Close(int(fd))
+		return
+	}
+	c := &client{l: l, fd: fd, peer: peer, text: peer.String()}
+	c.timer.fire = c.expired
+	c.old = relay.Age(l.now, l.e.opts.MaxAge, l.e.opts.LeaveOver, l.e.server.Leaving()).UnixNano()
+	c.slot = l.take(slot{client: c, listener: -1, fd: fd})
+	if err := l.watch(unix.EPOLL_CTL_ADD, fd, readEvents, c.slot, l.slots[c.slot].gen); err != nil {
+		l.leave(c.slot)
+		unix.Close(int(fd))
+		return
+	}
+	l.clients++
+	l.e.server.Connections.Add(1)
+	c.wait()
+}
+
+// each calls do for every client that is there.
+func (l *loop) each(do func(*client)) {
+	for i := range l.slots {
+		if c := l.slots[i].client; c != nil {
+			do(c)
+		}
+	}
+}
+
+// end stops listening: the loop ends when its last client has gone.
+func (l *loop) end() {
+	for _, at := range l.listeners {
+		unix.Close(int(l.slots[at].listener))
+		l.leave(at)
+	}
+	l.listeners, l.ending = nil, true
+}
+
+// close gives back all that is left. Nobody's message is lost: those that come too late are told so, those that wait are run.
+func (l *loop) close() {
+	l.mail.mu.Lock()
+	l.mail.closed = true
+	left := l.mail.queue
+	l.mail.mu.Unlock()
+	for _, do := range left {
+		do()
+	}
+	for _, a := range l.lanes {
+		a.end()
+	}
+	for _, f := range l.flights {
+		if f.x != nil {
+			l.e.server.Release(f.x)
+		}
+	}
+	unix.Close(int(l.mail.fd))
+	unix.Close(int(l.ep))
+}
