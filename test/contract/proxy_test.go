@@ -150,7 +150,6 @@ func TestProxyRefusesWrongCommandLines(t *testing.T) {
 		"no listener":      {[]string{"--document", doc}, 2, "--http"},
 		"no certificate":   {[]string{"--document", doc, "--https", addr}, 2, "--cert"},
 		"h3":               {[]string{"--document", doc, "--http", addr, "--h3"}, 2, "HTTP/3 is not in this version"},
-		"loop engine":      {[]string{"--document", doc, "--http", addr, "--engine", "loop"}, 2, "--engine goroutine"},
 		"unknown engine":   {[]string{"--document", doc, "--http", addr, "--engine", "steam"}, 2, "goroutine"},
 		"workers":          {[]string{"--document", doc, "--http", addr, "--workers", "-1"}, 2, "--workers"},
 		"address":          {[]string{"--document", doc, "--http", "8080"}, 2, "HOST:PORT"},

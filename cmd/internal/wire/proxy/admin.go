@@ -124,6 +124,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(desc("denylist_entries", "Callers and routes that are denied."), float64(from.denied))
 	gauge(desc("denylist_age_seconds", "Time since a controller last confirmed the denylist; an alarm above 60."), from.deniedAge.Seconds())
 	gauge(desc("connections", "Open client connections."), float64(st.Connections))
+	if lag, ok := c.lag(); ok {
+		gauge(desc("loop_lag_seconds", "The longest that an event loop took for one turn since this was last read."), lag.Seconds())
+	}
 	gauge(desc("in_flight", "Exchanges under way."), float64(st.InFlight))
 	gauge(desc("snapshot", "Number of the snapshot that is served."), float64(st.Snapshot))
 	open, pending := desc("upstream_connections", "Open connections to an upstream.", "upstream"), desc("upstream_pending", "Exchanges that wait for a connection.", "upstream")

@@ -3,7 +3,9 @@ package proxy
 import (
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -60,7 +62,7 @@ Every listener answers GET /.well-known/cellgate/ready: 200, or 503 while the no
 	fs.StringVar(&f.key, "key", "", "PEM `file` with the private key for --https")
 	fs.BoolVar(&f.h3, "h3", false, "HTTP/3 on the UDP side of --https (not in this version)")
 	fs.StringVar(&f.admin, "admin", "", "loopback `address` of the admin server; off unless given")
-	fs.StringVar(&f.engine, "engine", "goroutine", "`engine`: goroutine (loop and nethttp are not in this version)")
+	fs.StringVar(&f.engine, "engine", defaultEngine, "`engine`: loop (event loops, one a core; Linux) or goroutine (one a connection)")
 	fs.IntVar(&f.workers, "workers", 0, "cores to use; 0 = all")
 	fs.DurationVar(&f.maxAge, "max-connection-age", 5*time.Minute, "age, give or take a fifth, at which clients are asked to connect anew, so that they follow DNS")
 	fs.StringVar(&f.accessLog, "access-log", "", "`file` for one JSON line per exchange; - = standard output; none unless given")
@@ -82,10 +84,8 @@ func (f *flags) check(set *pflag.FlagSet) error {
 		return usagef("--http ADDR or --https ADDR is required")
 	case f.h3:
 		return usagef("--h3: HTTP/3 is not in this version; leave the flag out")
-	case f.engine == "loop" || f.engine == "nethttp":
-		return usagef("--engine %s is not in this version; use --engine goroutine", f.engine)
-	case f.engine != "goroutine":
-		return usagef("--engine %q is none of goroutine, loop, nethttp", f.engine)
+	case !slices.Contains(engines(), f.engine):
+		return usagef("--engine %q is none of %s", f.engine, strings.Join(engines(), ", "))
 	case f.workers < 0:
 		return usagef("--workers %d: must be 0 (all cores) or more", f.workers)
 	case f.maxAge <= 0:

@@ -38,6 +38,7 @@ type core struct {
 	cert    *listen.Certificate // nil = no TLS
 	server  *proxy.Server
 	callers *callers.Authenticator
+	lags    []func() []time.Duration // of the loops; written before anything runs
 	applied time.Time
 }
 
@@ -79,6 +80,7 @@ func (c *core) runBelow(ctx context.Context, g *errgroup.Group) {
 type node struct {
 	flags
 	*core
+	engine serving
 	number uint64
 }
 
@@ -124,6 +126,7 @@ func (n *node) build(log *slog.Logger, first *program.Program) (err error) {
 			return err
 		}
 	}
+	n.engine = n.newEngine(n.flags.engine, engine.Options{MaxAge: n.maxAge}, runtime.GOMAXPROCS(0))
 	return n.apply(first)
 }
 
@@ -174,7 +177,7 @@ func (n *node) run(ctx context.Context, listeners []engine.Listener, admin net.L
 	g.Go(func() error { n.signals(below, n.reload); return nil })
 	g.Go(func() error {
 		defer end()
-		return engine.New(n.server, engine.Options{Log: n.log, MaxAge: n.maxAge}).Run(ctx, listeners...)
+		return n.engine.Run(ctx, listeners...)
 	})
 	return g.Wait()
 }

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -50,7 +51,9 @@ type worldNode struct {
 	first  chan struct{} // closed when there is something to serve
 	once   sync.Once
 	used   usage
-	busy   busy
+
+	ownEngine, sharedEngine serving // for the node's addresses and for those of its cell
+	busy                    busy
 }
 
 // serveWorld binds the node's own addresses first, so that a second process with the same name fails before it touches the
@@ -110,6 +113,9 @@ func newWorldNode(file string, log *slog.Logger) (*worldNode, error) {
 		return nil, err
 	}
 	n.server.SetTail(n.tail)
+	o := engine.Options{MaxAge: boot.MaxConnectionAge}
+	n.sharedEngine = n.newEngine(boot.Engine, o, runtime.GOMAXPROCS(0))
+	n.ownEngine = n.newEngine(boot.Engine, o, 1) // for those who check the node, and its peers
 	if n.cert, err = listen.LoadCertificate(boot.EdgeCert, boot.EdgeKey); err != nil {
 		return nil, err
 	}
@@ -129,6 +135,8 @@ func checkBootstrap(b *bootstrap.Proxy) error {
 		return errors.New("own_http and own_https are both missing")
 	case !b.Admin.IsValid():
 		return errors.New("admin is missing")
+	case b.Engine != "" && !slices.Contains(engines(), b.Engine):
+		return fmt.Errorf("engine %q is none of %s", b.Engine, strings.Join(engines(), ", "))
 	case b.MaxConnectionAge < 0:
 		return errors.New("max_connection_age_ns is negative")
 	}
@@ -271,15 +279,11 @@ func (n *worldNode) run(ctx context.Context, own []engine.Listener, adm *admin.S
 	g.Go(func() error {
 		defer end()
 		var engines errgroup.Group
-		engines.Go(func() error { defer fail(); return n.engine().Run(ctx, own...) })
+		engines.Go(func() error { defer fail(); return n.ownEngine.Run(ctx, own...) })
 		engines.Go(func() error { defer fail(); return n.serveShared(ctx) })
 		return engines.Wait()
 	})
 	return g.Wait()
-}
-
-func (n *worldNode) engine() *engine.Engine {
-	return engine.New(n.server, engine.Options{Log: n.log, MaxAge: n.boot.MaxConnectionAge})
 }
 
 // serveShared joins the cell's addresses when there is something to serve.
@@ -294,5 +298,5 @@ func (n *worldNode) serveShared(ctx context.Context) error {
 		return err
 	}
 	n.log.Info("joined the cell's addresses", "http", n.boot.SharedHTTP, "https", n.boot.SharedHTTPS)
-	return n.engine().Run(ctx, shared...)
+	return n.sharedEngine.Run(ctx, shared...)
 }

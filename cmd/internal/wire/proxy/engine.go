@@ -1,0 +1,50 @@
+package proxy
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/cellgate/cellgate/proxy/engine"
+)
+
+// serving is an engine of any kind.
+type serving interface {
+	Run(ctx context.Context, listeners ...engine.Listener) error
+}
+
+// The kinds of engines.
+const (
+	goroutines = "goroutine"
+	loops      = "loop"
+)
+
+// engines are the kinds that this system has.
+func engines() []string {
+	if haveLoops {
+		return []string{goroutines, loops}
+	}
+	return []string{goroutines}
+}
+
+// newEngine makes an engine of a kind, empty for the default, which may use so many cores.
+func (c *core) newEngine(kind string, o engine.Options, cores int) serving {
+	if kind == "" {
+		kind = defaultEngine
+	}
+	o.Log = c.log
+	if kind == loops {
+		e, lag := newLoops(c.server, o, cores)
+		c.lags = append(c.lags, lag)
+		return e
+	}
+	return engine.New(c.server, o)
+}
+
+// lag is the longest that a client had to wait for a loop since it was last asked; ok is false where there are no loops.
+func (c *core) lag() (longest time.Duration, ok bool) {
+	for _, of := range c.lags {
+		longest = max(longest, slices.Max(of()))
+	}
+	return longest, len(c.lags) > 0
+}
