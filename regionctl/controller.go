@@ -26,6 +26,7 @@ import (
 
 	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/regionctl/fleet"
+	"github.com/cellgate/cellgate/regionctl/rollout"
 	"github.com/cellgate/cellgate/store"
 	"github.com/cellgate/cellgate/trust"
 )
@@ -73,6 +74,7 @@ type Controller struct {
 
 	globalBlobs, regionalBlobs *store.Blobs
 	recent                     recent
+	plans                      plans
 
 	board    *fleet.Board
 	evidence *fleet.Evidence
@@ -81,11 +83,14 @@ type Controller struct {
 	names    names
 	// postedOverrides is what was last shown. Written by: announceOrders.
 	postedOverrides posted
-	ledger          *ledger
-	ordering        sync.Mutex // one regional order at a time: without the region's store it alone keeps the safety rules
-	couriers        map[cells.RegionID]*fleet.Courier
-	lives           lifetimes
-	alarmed         map[alarm]bool // expiries told. Written by: announceOrders
+	// copiedBefore is the target before the region's copy. Written by: replicateTargets, as copiesSwept.
+	copiedBefore *rollout.Target
+	copiesSwept  time.Time
+	ledger       *ledger
+	ordering     sync.Mutex // one regional order at a time: without the region's store it alone keeps the safety rules
+	couriers     map[cells.RegionID]*fleet.Courier
+	lives        lifetimes
+	alarmed      map[alarm]bool // expiries told. Written by: announceOrders
 
 	leading                  atomic.Bool
 	globalSeen, regionalSeen reach

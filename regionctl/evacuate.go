@@ -210,7 +210,7 @@ func (c *Controller) judgeOrders(ctx context.Context, o *orders, ids []cells.Cel
 	if err := c.sparesEnough(o, ids, order); err != nil || breakGlass {
 		return nil, err
 	}
-	state, _, err := load[steer.State](ctx, c.opt.Global, store.KeySteering)
+	state, err := c.readSteering(ctx)
 	if err != nil {
 		return nil, err
 	}

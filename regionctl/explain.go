@@ -68,7 +68,7 @@ func (c *Controller) getDNSExplain(r *call) (any, error) {
 	if !ok {
 		return nil, fault(http.StatusServiceUnavailable, "no_plan", "There is no steering plan yet", "")
 	}
-	return explainDNS(&p, canonicalName(name), prefix), nil
+	return explainDNS(p, canonicalName(name), prefix), nil
 }
 
 func clientPrefix(s string) (netip.Prefix, error) {

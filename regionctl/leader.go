@@ -29,6 +29,7 @@ type term struct {
 	*Controller
 	*store.Term
 	stepping stepping      // written by: the steering loop
+	swept    time.Time     // written by: housekeeping
 	rolling  rolling       // written by: the rollout loop
 	memory   *judge.Memory // as rolling
 }
@@ -170,12 +171,32 @@ func (t *term) commit(ctx context.Context, conds []store.Cond, ops []store.Op) (
 
 // trimHistory forgets the oldest audit entries, plans and rollouts beyond their bounds.
 func (t *term) trimHistory(ctx context.Context) error {
-	for prefix, keep := range map[string]int{store.PrefixAudit: maxAudit, store.PrefixPlans: keepPlans, store.PrefixRollouts: keepRollouts} {
+	for prefix, keep := range map[string]int{store.PrefixAudit: maxAudit, store.PrefixRollouts: keepRollouts} {
 		if err := trim(ctx, t.opt.Global, prefix, keep, t.Fence()); err != nil {
 			return fmt.Errorf("regionctl: trim %s: %w", prefix, err)
 		}
 	}
-	return t.sweep(ctx, keepVersions)
+	if err := t.trimPlans(ctx); err != nil {
+		return fmt.Errorf("regionctl: trim plans: %w", err)
+	}
+	return t.sweepInTurn(ctx, keepVersions)
+}
+
+// trimPlans forgets the plans beyond the last ones, with their blobs.
+func (t *term) trimPlans(ctx context.Context) error {
+	entries, _, err := t.opt.Global.List(ctx, store.PrefixPlans)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries[:max(len(entries)-keepPlans, 0)] {
+		if _, err := t.Commit(ctx, nil, []store.Op{store.Delete(e.Key)}); err != nil {
+			return err
+		}
+		if rec, inline, err := planReference(e.Value); err == nil && inline == nil {
+			t.forget(ctx, t.globalBlobs, rec.Blob, t.Fence())
+		}
+	}
+	return nil
 }
 
 // leader is who leads, as far as this controller knows.

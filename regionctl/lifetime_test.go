@@ -58,7 +58,7 @@ func TestVersionOfAnEndedCertificateIsRolledBackTo(t *testing.T) {
 	}); err != nil {
 		t.Fatalf("a rollback to it: %v", err)
 	}
-	must(t, second.copyVersion(t.Context(), rollout.Version{Number: 1, Manifest: rec.Envelope}))
+	must(t, second.copyVersion(t.Context(), rollout.Version{Number: 1, Manifest: rec.Envelope}, sweepMark{Cond: store.Absent(store.KeyCopySweep)}))
 
 	forged, err := ended.Sign(trust.KindManifest, encode(snapshot.Manifest{Form: 1, Number: 9, Created: b.now.Add(-time.Minute)}))
 	must(t, err)
@@ -138,10 +138,7 @@ func TestWhatAControllerShowsIsSignedAnewAfterARenewal(t *testing.T) {
 		must(t, errors.Join(c.postOverrides(), lists.post(c.Controller, b.now), c.postSigned(fleet.KindTopology, trust.KindTopology, c.opt.Topology, &topology)))
 		e, err := b.global.Get(t.Context(), store.KeyTarget("eu-west"))
 		must(t, err)
-		p, err := b.global.Get(t.Context(), store.KeyPlan)
-		must(t, err)
-		c.intent.see(t.Context(), p.Modified)
-		return [3]time.Time{c.postedOverrides.until, lists.until, topology.until}, trust.Until(e.Value), trust.Until(p.Value)
+		return [3]time.Time{c.postedOverrides.until, lists.until, topology.until}, trust.Until(e.Value), trust.Until(b.storedPlan(c).envelope)
 	}
 	show()
 	b.now = b.now.Add(16 * time.Hour)

@@ -87,8 +87,8 @@ func (c *Controller) seenHere() seen {
 		}
 	}
 	if e, ok := c.copied.get(store.KeyCopyPlan); ok {
-		if p, err := c.openPlan(e.Value); err == nil {
-			out.raise(p.Epoch, p.Head)
+		if epoch, head, err := planSeen(e.Value); err == nil {
+			out.raise(epoch, head)
 		}
 	}
 	return out

@@ -110,8 +110,12 @@ func (c *Controller) recover(r *call, req RecoverRequest) (any, error) {
 		return nil, refused("recover", "--confirm", "this raises the epoch above %d and the version number above %d; the store knows epoch %d and version %d",
 			answer.Epoch, answer.Head, answer.StoreEpoch, answer.StoreHead)
 	}
+	mark, err := readMark(ctx, c.opt.Global, store.KeySweep)
+	if err != nil {
+		return nil, err
+	}
 	for _, b := range rec.blobs {
-		if _, err := c.globalBlobs.Put(ctx, b); err != nil {
+		if _, err := mark.put(ctx, c.globalBlobs, b); err != nil {
 			return nil, fmt.Errorf("regionctl: store what a copy gave back: %w", err)
 		}
 	}
@@ -122,7 +126,7 @@ func (c *Controller) recover(r *call, req RecoverRequest) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	conds := []store.Cond{unchanged(store.KeyHead, rec.headAt), unchanged(store.KeyEpochs, rec.epochsAt), unchanged(store.KeyRollout, rec.stateAt), unchanged(store.KeyLeader, rec.leader)}
+	conds := []store.Cond{mark.Cond, unchanged(store.KeyHead, rec.headAt), unchanged(store.KeyEpochs, rec.epochsAt), unchanged(store.KeyRollout, rec.stateAt), unchanged(store.KeyLeader, rec.leader)}
 	rev, err := c.opt.Global.Commit(ctx, conds, ops)
 	if err != nil {
 		return nil, err

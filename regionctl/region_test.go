@@ -38,6 +38,13 @@ func (g *gated) List(ctx context.Context, prefix string) ([]store.Entry, store.R
 	return g.Store.List(ctx, prefix)
 }
 
+func (g *gated) Keys(ctx context.Context, prefix string) ([]store.Entry, store.Revision, error) {
+	if g.lost.Load() {
+		return nil, 0, errLost
+	}
+	return g.Store.Keys(ctx, prefix)
+}
+
 func (g *gated) Commit(ctx context.Context, conds []store.Cond, ops []store.Op) (store.Revision, error) {
 	if g.lost.Load() {
 		return 0, errLost

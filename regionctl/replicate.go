@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/cellgate/cellgate/cells"
-	"github.com/cellgate/cellgate/globalrouter/steer"
 	"github.com/cellgate/cellgate/regionctl/fleet"
 	"github.com/cellgate/cellgate/regionctl/rollout"
 	"github.com/cellgate/cellgate/snapshot"
@@ -23,7 +22,7 @@ import (
 // also when the global store is gone a moment later.
 func (c *Controller) replicateTargets(ctx context.Context) error {
 	return c.onChange(ctx, "target", func(ctx context.Context) error {
-		return errors.Join(c.copyTarget(ctx), c.postTarget(), c.postForeign())
+		return errors.Join(c.copyTarget(ctx), c.postTarget(), c.postForeign(), c.sweepCopiesInTurn(ctx))
 	})
 }
 
@@ -32,7 +31,7 @@ func (c *Controller) replicateTargets(ctx context.Context) error {
 func (c *Controller) replicatePlan(ctx context.Context) error {
 	var topology posted
 	return c.onChange(ctx, "plan", func(ctx context.Context) error {
-		return errors.Join(c.postSigned(fleet.KindTopology, trust.KindTopology, c.opt.Topology, &topology), c.postPlan(), c.copyPlan(ctx))
+		return errors.Join(c.postSigned(fleet.KindTopology, trust.KindTopology, c.opt.Topology, &topology), c.postPlan(ctx), c.copySteering(ctx))
 	})
 }
 
@@ -59,24 +58,16 @@ func (c *Controller) onChange(ctx context.Context, what string, do func(context.
 	}
 }
 
-// copyPlan brings plan and evacuations in the region's store up to what the mirrored global one says.
-func (c *Controller) copyPlan(ctx context.Context) error {
+// copySteering brings plan and evacuations in the region's store up to what the mirrored global one says.
+func (c *Controller) copySteering(ctx context.Context) error {
 	if !c.intent.ready() || !c.copied.ready() || c.behind() {
 		return nil // what a store that went back says replaces nothing
-	}
-	if e, ok := c.intent.get(store.KeyPlan); ok {
-		if have, ok := c.copied.get(store.KeyCopyPlan); ok && c.planWentBack(e.Value, have.Value) {
-			return errors.New("regionctl: the plan knows fewer versions than the region's copy: the global store went back")
-		}
-		if err := c.copyValue(ctx, store.KeyCopyPlan, e.Value, planOrder); err != nil {
-			return err
-		}
 	}
 	evacs := c.globalOrders()
 	if evacs == nil {
 		evacs = []cells.Evacuation{}
 	}
-	return c.copyValue(ctx, store.KeyCopyEvacuees, encode(evacs), nil)
+	return errors.Join(c.copyValue(ctx, store.KeyCopyEvacuees, encode(evacs), nil), c.copyPlan(ctx))
 }
 
 // copyTarget copies the blobs of every version of the target, then the target.
@@ -105,15 +96,17 @@ func (c *Controller) copyTarget(ctx context.Context) error {
 	if before != nil && target.Head != 0 && target.Head < before.Head {
 		return fmt.Errorf("regionctl: the target knows versions up to %d, the region's copy up to %d: the global store went back", target.Head, before.Head)
 	}
+	mark := c.copied.mark(store.KeyCopySweep)
 	for _, v := range versionsOf(target) {
-		if err := c.copyVersion(ctx, v); err != nil {
+		if err := c.copyVersion(ctx, v, mark); err != nil {
 			return fmt.Errorf("regionctl: copy version %d: %w", v.Number, err)
 		}
 	}
-	if err := c.copyValue(ctx, store.KeyCopyTarget, envelope, targetOrder); err != nil {
+	if err := c.copyValue(ctx, store.KeyCopyTarget, envelope, targetOrder, mark.Cond); err != nil {
 		return err
 	}
-	return c.dropOldCopies(ctx, before, target)
+	c.copiedBefore = before
+	return c.sweepCopies(ctx)
 }
 
 func versionsOf(t *rollout.Target) []rollout.Version {
@@ -127,8 +120,8 @@ func versionsOf(t *rollout.Target) []rollout.Version {
 	return slices.SortedFunc(maps.Values(seen), func(a, b rollout.Version) int { return int(a.Number) - int(b.Number) })
 }
 
-func (c *Controller) copyVersion(ctx context.Context, v rollout.Version) error {
-	envelope, err := c.copyBlob(ctx, string(v.Manifest))
+func (c *Controller) copyVersion(ctx context.Context, v rollout.Version, mark sweepMark) error {
+	envelope, err := c.copyBlob(ctx, string(v.Manifest), mark)
 	if err != nil {
 		return err
 	}
@@ -137,30 +130,32 @@ func (c *Controller) copyVersion(ctx context.Context, v rollout.Version) error {
 		return err
 	}
 	for _, s := range m.Shards {
-		if _, err := c.copyBlob(ctx, string(s.Digest)); err != nil {
+		if _, err := c.copyBlob(ctx, string(s.Digest), mark); err != nil {
 			return fmt.Errorf("shard %s: %w", s.Key, err)
 		}
 	}
 	return nil
 }
 
-// copyBlob makes sure that the region's store has the blob.
-func (c *Controller) copyBlob(ctx context.Context, digest string) ([]byte, error) {
+// copyBlob makes sure that the region's store has the blob, and that no sweep takes it.
+func (c *Controller) copyBlob(ctx context.Context, digest string, mark sweepMark) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
-	if b, err := c.regionalBlobs.Get(ctx, digest); err == nil {
+	b, err := c.regionalBlobs.Get(ctx, digest)
+	if err == nil && !mark.sweeping {
 		return b, nil
 	}
-	b, err := c.globalBlobs.Get(ctx, digest)
 	if err != nil {
-		return nil, err
+		if b, err = c.globalBlobs.Get(ctx, digest); err != nil {
+			return nil, err
+		}
 	}
-	_, err = c.regionalBlobs.Put(ctx, b)
+	_, err = c.regionalBlobs.Write(ctx, b, mark.Cond)
 	return b, err
 }
 
 // copyValue writes a value into the region's store unless it is there, or what is there is newer.
-func (c *Controller) copyValue(ctx context.Context, key string, value []byte, order func(*Controller, []byte) (fleet.Mail, error)) error {
+func (c *Controller) copyValue(ctx context.Context, key string, value []byte, order func(*Controller, []byte) (fleet.Mail, error), conds ...store.Cond) error {
 	have, ok := c.copied.get(key)
 	if ok && string(have.Value) == string(value) {
 		return nil
@@ -177,7 +172,7 @@ func (c *Controller) copyValue(ctx context.Context, key string, value []byte, or
 	}
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	rev, err := c.opt.Regional.Commit(ctx, []store.Cond{{Key: key, Modified: have.Modified}}, []store.Op{store.Put(key, value)})
+	rev, err := c.opt.Regional.Commit(ctx, append(conds, store.Cond{Key: key, Modified: have.Modified}), []store.Op{store.Put(key, value)})
 	if err == nil {
 		c.copied.see(ctx, rev)
 	}
@@ -208,34 +203,6 @@ func targetOrder(c *Controller, envelope []byte) (fleet.Mail, error) {
 	return fleet.Mail{Kind: fleet.KindTarget, Epoch: t.Epoch, Number: t.Number, Envelope: envelope, Until: trust.Until(envelope)}, nil
 }
 
-// openPlan opens a signed plan.
-func (c *Controller) openPlan(envelope []byte) (*steer.Plan, error) {
-	raw, _, err := c.opt.Roots.Verify(trust.KindPlan, envelope, c.opt.Now(), trust.RoleController)
-	if err != nil {
-		return nil, err
-	}
-	return steer.DecodePlan(raw)
-}
-
-// planWentBack says whether a plan comes from a store that forgot what the plan before knew. What is not readable is not
-// asked.
-func (c *Controller) planWentBack(envelope, before []byte) bool {
-	p, err := c.openPlan(envelope)
-	if err != nil {
-		return false
-	}
-	q, err := c.openPlan(before)
-	return err == nil && p.WentBack(q)
-}
-
-func planOrder(c *Controller, envelope []byte) (fleet.Mail, error) {
-	p, err := c.openPlan(envelope)
-	if err != nil {
-		return fleet.Mail{}, err
-	}
-	return fleet.Mail{Kind: fleet.KindPlan, Epoch: p.Epoch, Number: p.Number, Envelope: envelope, Until: trust.Until(envelope)}, nil
-}
-
 // postTarget shows the region's nodes what the region's copy says; what the mirrored global store says while the region's
 // own was never seen.
 func (c *Controller) postTarget() error {
@@ -254,22 +221,23 @@ func (c *Controller) postTarget() error {
 }
 
 // postPlan shows the newer of the published plan and the region's copy of one.
-func (c *Controller) postPlan() error {
+func (c *Controller) postPlan(ctx context.Context) error {
 	var errs []error
-	for _, from := range []struct {
-		m   *mirror
-		key string
-	}{{c.copied, store.KeyCopyPlan}, {c.intent, store.KeyPlan}} {
-		e, ok := from.m.get(from.key)
-		if !ok || from.m == c.intent && c.behind() {
-			continue
+	post := func(m *mirror, key string, from ...*store.Blobs) {
+		e, ok := m.get(key)
+		if !ok {
+			return
 		}
-		m, err := planOrder(c, e.Value)
+		p, err := c.openStored(ctx, e.Value, from...)
 		if err != nil {
 			errs = append(errs, err)
-			continue
+			return
 		}
-		c.board.Post(m)
+		c.board.Post(p.mail())
+	}
+	post(c.copied, store.KeyCopyPlan, c.regionalBlobs)
+	if !c.behind() {
+		post(c.intent, store.KeyPlan, c.globalBlobs, c.regionalBlobs)
 	}
 	return errors.Join(errs...)
 }

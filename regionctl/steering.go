@@ -66,17 +66,17 @@ func trigger(in steer.Inputs, now time.Time) uint64 {
 	return h.Sum64()
 }
 
-// stepPlan takes one step from the stored state and stores what came of it together with the signed plan, in one commit.
+// stepPlan takes one step from the stored state and stores what came of it together with the signed plan.
 // A step that changes nothing worth keeping is stored only when save is set.
 func (t *term) stepPlan(ctx context.Context, in steer.Inputs, now time.Time, save bool) (stored bool, err error) {
-	state, at, err := t.steerState()
+	state, at, err := t.steerState(ctx)
 	if err != nil {
 		return false, err
 	}
 	next := steer.Step(state, in, now)
 	changed := next.Plan.Epoch != state.Plan.Epoch || next.Plan.Number != state.Plan.Number
-	if e, ok := t.intent.get(store.KeyPlan); ok && !changed {
-		changed = t.endsSoon(trust.KindPlan, e.Value)
+	if p := t.stepping.plan; p != nil && !changed {
+		changed = t.endsSoon(trust.KindPlan, p.envelope)
 	}
 	if next.Refused != "" && next.Refused != state.Refused {
 		t.log.Warn("steering keeps the old plan", "why", next.Refused)
@@ -85,44 +85,93 @@ func (t *term) stepPlan(ctx context.Context, in steer.Inputs, now time.Time, sav
 		t.stepping.state = next
 		return false, nil
 	}
-	ops := []store.Op{store.Put(store.KeySteering, encode(next))}
-	if changed {
-		envelope, err := t.opt.Signer.Sign(trust.KindPlan, encode(next.Plan))
-		if err != nil {
-			return false, err
-		}
-		ops = append(ops, store.Put(store.KeyPlan, envelope), store.Put(store.KeyPastPlan(next.Plan.Epoch, next.Plan.Number), envelope))
-	}
-	rev, err := t.commit(ctx, []store.Cond{{Key: store.KeySteering, Modified: at.Modified}}, ops)
-	if err != nil {
+	if err := t.storeStep(ctx, at, next, changed); err != nil {
 		return false, err
 	}
-	t.stepping = stepping{at: rev, stored: next, state: next}
 	if changed {
 		t.log.Info("plan published", "epoch", next.Plan.Epoch, "number", next.Plan.Number, "unplaced", len(next.Plan.Unplaced), "all_down", next.Plan.AllDown)
 	}
 	return true, nil
 }
 
+// storeStep stores the state, and the signed plan when it changed: first their blobs, then in one commit all that refers to
+// them. Blobs of a step that fails stay behind for the sweep.
+func (t *term) storeStep(ctx context.Context, at store.Revision, next steer.State, changed bool) error {
+	ctx, cancel := context.WithTimeout(ctx, storeStepPatience)
+	defer cancel()
+	mark, was := t.intent.mark(store.KeySweep), t.stepping.rec
+	rec, ops := steeringRecord{Form: referenceForm, Plan: was.Plan}, []store.Op(nil)
+	plan := t.stepping.plan
+	if changed {
+		var err error
+		if plan, err = t.depositPlan(ctx, &next.Plan, mark); err != nil {
+			return err
+		}
+		rec.Plan, ops = &plan.planRecord, append(ops, store.Put(store.KeyPlan, encode(plan.planRecord)), store.Put(store.KeyPastPlan(plan.Epoch, plan.Number), encode(plan.planRecord)))
+	}
+	bare := next
+	if rec.Plan != nil {
+		bare.Plan = steer.Plan{}
+	}
+	value := encode(bare)
+	rec.Bytes = len(value)
+	var err error
+	if rec.Blob, err = t.globalBlobs.Write(ctx, pack(value), t.Fence(), mark.Cond); err != nil {
+		return err
+	}
+	rev, err := t.commit(ctx, []store.Cond{{Key: store.KeySteering, Modified: at}, mark.Cond}, append(ops, store.Put(store.KeySteering, encode(rec))))
+	if err != nil {
+		return err
+	}
+	t.stepping = stepping{at: rev, rec: rec, plan: plan, stored: next, state: next}
+	if changed {
+		t.plans.put(plan)
+	}
+	if was.Blob != "" && was.Blob != rec.Blob {
+		t.forget(ctx, t.globalBlobs, was.Blob, t.Fence())
+	}
+	return nil
+}
+
+// storeStepPatience bounds the storing of one step, beside what each commit is given.
+const storeStepPatience = 20 * time.Second
+
+// depositPlan signs the plan and stores it as a blob.
+func (t *term) depositPlan(ctx context.Context, p *steer.Plan, mark sweepMark) (*openPlan, error) {
+	envelope, err := t.opt.Signer.Sign(trust.KindPlan, encode(p))
+	if err != nil {
+		return nil, err
+	}
+	packed := pack(envelope)
+	blob, err := t.globalBlobs.Write(ctx, packed, t.Fence(), mark.Cond)
+	if err != nil {
+		return nil, err
+	}
+	rec := planRecord{Form: referenceForm, Epoch: p.Epoch, Number: p.Number, Head: p.Head, Blob: blob, Bytes: len(envelope)}
+	return &openPlan{planRecord: rec, packed: packed, envelope: envelope, plan: p}, nil
+}
+
 // stepping is the state in memory between two stored ones, valid while the stored one is unchanged.
 type stepping struct {
 	at            store.Revision
+	rec           steeringRecord // of the stored one
+	plan          *openPlan      // the published one, as the stored one refers to it
 	stored, state steer.State
 }
 
 // steerState is the state to step from: the stored one, or what followed from it in memory without being worth storing.
 // The mirror may be behind the store; then the next commit conflicts.
-func (t *term) steerState() (steer.State, store.Entry, error) {
+func (t *term) steerState(ctx context.Context) (steer.State, store.Revision, error) {
 	e, ok := t.intent.get(store.KeySteering)
 	if !ok || e.Modified <= t.stepping.at {
-		return t.stepping.state, store.Entry{Key: store.KeySteering, Modified: t.stepping.at}, nil
+		return t.stepping.state, t.stepping.at, nil
 	}
-	var s steer.State
-	if err := json.Unmarshal(e.Value, &s); err != nil {
-		return s, e, fmt.Errorf("regionctl: the stored steering state is not readable: %w", err)
+	s, rec, plan, err := t.openSteering(ctx, e.Value)
+	if err != nil {
+		return s, 0, err
 	}
-	t.stepping = stepping{at: e.Modified, stored: s, state: s}
-	return s, e, nil
+	t.stepping = stepping{at: e.Modified, rec: rec, plan: plan, stored: s, state: s}
+	return s, e.Modified, nil
 }
 
 // worthStoring says whether a step without a new plan came to something that a new leader, or a dry run elsewhere, should
@@ -284,23 +333,4 @@ func (c *Controller) tenants(ctx context.Context, number uint64) ([]snapshot.Ten
 		return nil, err
 	}
 	return cfg.Tenants, nil
-}
-
-// plan is the plan that this controller knows to be published.
-func (c *Controller) plan() (steer.Plan, bool) {
-	var p steer.Plan
-	for _, from := range []struct {
-		m   *mirror
-		key string
-	}{{c.intent, store.KeyPlan}, {c.copied, store.KeyCopyPlan}} {
-		e, ok := from.m.get(from.key)
-		if !ok {
-			continue
-		}
-		raw, err := trust.Payload(trust.KindPlan, e.Value)
-		if err == nil && json.Unmarshal(raw, &p) == nil {
-			return p, true
-		}
-	}
-	return p, false
 }

@@ -2,87 +2,197 @@ package regionctl
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
 
 	"github.com/cellgate/cellgate/regionctl/rollout"
+	"github.com/cellgate/cellgate/snapshot"
 	"github.com/cellgate/cellgate/store"
 )
 
-// keepVersions is how many versions stay; the older ones can no longer be shown or rolled back to.
-const keepVersions = 1000
+const (
+	// keepVersions is how many versions stay; the older ones can no longer be shown or rolled back to.
+	keepVersions = 1000
+	// sweepEvery is how often blobs are looked for that publications left behind which were refused or never ended, at least.
+	sweepEvery = time.Hour
+)
 
-// sweepRecord says that the leader whose key has the revision is deleting blobs. It deletes under its fence, so a record of a leader
-// that is no more means nothing.
+// sweepRecord is the mark of a sweep: whoever puts blobs takes it as a condition, see store.Blobs.
 type sweepRecord struct {
 	Form  int    `json:"form"`
-	Epoch uint64 `json:"epoch"` // the revision; 0 = nobody is
+	Epoch uint64 `json:"epoch"` // not 0 while a sweep is under way; in the global store the revision of the leader's key
 }
 
-// errSweeping: blobs are being deleted, so what a publication finds in place may be gone when it commits.
-var errSweeping = errors.New("regionctl: blobs are being swept")
-
-// sweepMark is the condition that no sweep begins before the commit. A publication takes it before it looks which blobs are
-// there.
-func (c *Controller) sweepMark(ctx context.Context) (store.Cond, error) {
-	rec, e, err := load[sweepRecord](ctx, c.opt.Global, store.KeySweep)
-	if err != nil || rec.Epoch == 0 {
-		return store.Cond{Key: store.KeySweep, Modified: e.Modified}, err
-	}
-	leader, err := c.opt.Global.Get(ctx, store.KeyLeader)
-	if err == nil && uint64(leader.Modified) == rec.Epoch {
-		return store.Cond{}, errSweeping
-	}
-	if isAbsent(err) {
-		err = nil
-	}
-	return store.Cond{Key: store.KeySweep, Modified: e.Modified}, err
+// sweepMark is the mark as it was before blobs were put.
+type sweepMark struct {
+	store.Cond
+	sweeping bool
 }
 
-// sweep forgets the oldest versions beyond keep, and then the blobs that no version needs any more.
-func (t *term) sweep(ctx context.Context, keep int) error {
-	s, _, err := t.rolloutState(ctx)
+func markOf(e store.Entry) sweepMark {
+	m := sweepMark{Cond: store.Cond{Key: e.Key, Modified: e.Modified}}
+	var rec sweepRecord
+	m.sweeping = e.Modified != 0 && (json.Unmarshal(e.Value, &rec) != nil || rec.Epoch != 0)
+	return m
+}
+
+// mark reads the mark from the mirror. When that is behind, the commit under the mark fails.
+func (m *mirror) mark(key string) sweepMark {
+	e, _ := m.get(key)
+	e.Key = key
+	return markOf(e)
+}
+
+func readMark(ctx context.Context, s store.Store, key string) (sweepMark, error) {
+	e, err := s.Get(ctx, key)
+	if err != nil && !isAbsent(err) {
+		return sweepMark{}, fmt.Errorf("regionctl: read %s: %w", key, err)
+	}
+	e.Key = key
+	return markOf(e), nil
+}
+
+// put stores a blob so that no sweep takes it before the commit under the mark.
+func (m sweepMark) put(ctx context.Context, blobs *store.Blobs, blob []byte) (string, error) {
+	if m.sweeping {
+		return blobs.Write(ctx, blob, m.Cond)
+	}
+	return blobs.Put(ctx, blob, m.Cond)
+}
+
+// sweep deletes the blobs of a store that nobody needs, under the fence. needed is asked once the mark is set.
+func sweep(ctx context.Context, s store.Store, key string, epoch uint64, needed func(context.Context) (map[string]bool, error), fence ...store.Cond) (deleted int, err error) {
+	old, err := readMark(ctx, s, key)
 	if err != nil {
+		return 0, err
+	}
+	set := func(ctx context.Context, was store.Cond, epoch uint64) (store.Revision, error) {
+		return s.Commit(ctx, append([]store.Cond{was}, fence...), []store.Op{store.Put(key, encode(sweepRecord{Form: recordForm, Epoch: epoch}))})
+	}
+	rev, err := set(ctx, old.Cond, epoch)
+	if err != nil {
+		return 0, err
+	}
+	own := store.Cond{Key: key, Modified: rev}
+	keep, err := needed(ctx)
+	if err == nil { // else rather too much is kept than too little
+		deleted, err = store.NewBlobs(s).Sweep(ctx, rev, keep, append([]store.Cond{own}, fence...)...)
+	}
+	bye, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+	defer cancel()
+	_, err2 := set(bye, own, 0)
+	return deleted, errors.Join(err, err2)
+}
+
+// sweepInTurn forgets versions when there are too many, and sweeps then and now and then.
+func (t *term) sweepInTurn(ctx context.Context, keep int) error {
+	forgotten, err := t.forgetVersions(ctx, keep)
+	now := t.opt.Now()
+	if err != nil || !forgotten && now.Sub(t.swept) < sweepEvery {
 		return err
 	}
-	records := t.records()
-	if len(records) <= keep {
-		return nil
+	if err := t.sweep(ctx); err != nil {
+		return err
 	}
-	for _, rec := range records[:len(records)-keep] {
+	t.swept = now
+	return nil
+}
+
+// forgetVersions forgets the oldest versions beyond keep; says whether there were any.
+func (t *term) forgetVersions(ctx context.Context, keep int) (any bool, err error) {
+	s, _, err := t.rolloutState(ctx)
+	if err != nil {
+		return false, err
+	}
+	records := t.records()
+	for _, rec := range records[:max(len(records)-keep, 0)] {
 		n := rec.Manifest.Number
 		if n == s.Version.Number || n == s.Stable.Number || s.Next != nil && n == s.Next.Version.Number {
 			break // a rollout may stand for long; what it needs stays, and all after it
 		}
 		if _, err := t.commit(ctx, nil, []store.Op{store.Delete(store.KeyVersion(n))}); err != nil {
-			return err
+			return any, err
 		}
+		any = true
 	}
-	// Publications wait from here on, and what they committed before is in the mirror when this commit is.
-	if err := t.markSweep(ctx, uint64(t.Fence().Modified)); err != nil {
-		return err
-	}
-	err = t.sweepBlobs(ctx)
-	return errors.Join(err, t.markSweep(ctx, 0))
+	return any, nil
 }
 
-func (t *term) markSweep(ctx context.Context, epoch uint64) error {
-	rev, err := t.Commit(ctx, nil, []store.Op{store.Put(store.KeySweep, encode(sweepRecord{Form: recordForm, Epoch: epoch}))})
-	if err == nil {
-		t.intent.see(ctx, rev)
+// sweep deletes the blobs of the global store that no version, no plan and no state refers to.
+func (t *term) sweep(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	parts := map[snapshot.Digest][]string{} // by manifest: most are read before publications are hindered
+	for _, rec := range t.records() {
+		list, err := t.needs(ctx, rec.pointer())
+		if err != nil {
+			return err
+		}
+		parts[rec.Envelope] = list
+	}
+	deleted, err := sweep(ctx, t.opt.Global, store.KeySweep, uint64(t.Fence().Modified), func(ctx context.Context) (map[string]bool, error) {
+		return t.neededBlobs(ctx, parts)
+	}, t.Fence())
+	if deleted > 0 {
+		t.log.Info("swept blobs that nothing refers to", "count", deleted)
 	}
 	return err
 }
 
-func (t *term) sweepBlobs(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	var kept []rollout.Version
-	for _, rec := range t.records() {
-		kept = append(kept, rec.pointer())
+// neededBlobs reads what the global store refers to. The parts of versions may be known already.
+func (t *term) neededBlobs(ctx context.Context, parts map[snapshot.Digest][]string) (map[string]bool, error) {
+	needed := map[string]bool{}
+	versions, _, err := t.opt.Global.List(ctx, store.PrefixVersions)
+	if err != nil {
+		return nil, err
 	}
-	return dropOthers(ctx, t.globalBlobs, t.needs, kept, t.Fence())
+	for _, e := range versions {
+		var rec versionRecord
+		if err := json.Unmarshal(e.Value, &rec); err != nil {
+			return nil, fmt.Errorf("regionctl: %s is not readable: %w", e.Key, err)
+		}
+		list, ok := parts[rec.Envelope]
+		if !ok {
+			if list, err = t.needs(ctx, rec.pointer()); err != nil {
+				return nil, err
+			}
+		}
+		for _, d := range list {
+			needed[d] = true
+		}
+	}
+	published, _, err := t.opt.Global.List(ctx, store.PrefixPlans)
+	if err != nil {
+		return nil, err
+	}
+	for _, key := range []string{store.KeyPlan, store.KeySteering} {
+		e, err := t.opt.Global.Get(ctx, key)
+		if err != nil && !isAbsent(err) {
+			return nil, err
+		}
+		published = append(published, e)
+	}
+	for _, e := range published {
+		for _, d := range referred(e.Value) {
+			needed[d] = true
+		}
+	}
+	return needed, nil
+}
+
+// referred lists the blobs of a planRecord or a steeringRecord; none of a value of form 1.
+func referred(value []byte) (blobs []string) {
+	var rec steeringRecord // a planRecord is a part of it
+	if json.Unmarshal(value, &rec) != nil || rec.Blob == "" {
+		return nil
+	}
+	blobs = append(blobs, rec.Blob)
+	if rec.Plan != nil {
+		blobs = append(blobs, rec.Plan.Blob)
+	}
+	return blobs
 }
 
 // needs lists the blobs of a version: its manifest and the shards.
@@ -102,40 +212,58 @@ func (c *Controller) needs(ctx context.Context, v rollout.Version) ([]string, er
 	return out, nil
 }
 
-// dropOthers deletes every blob that none of the versions needs.
-func dropOthers(ctx context.Context, blobs *store.Blobs, needs func(context.Context, rollout.Version) ([]string, error), kept []rollout.Version, conds ...store.Cond) error {
-	needed := map[string]bool{}
-	for _, v := range kept {
-		list, err := needs(ctx, v)
-		if err != nil {
-			return err // rather too much is kept than too little
-		}
-		for _, d := range list {
-			needed[d] = true
-		}
+// sweepCopiesInTurn sweeps the region's store when it was long ago.
+func (c *Controller) sweepCopiesInTurn(ctx context.Context) error {
+	now := c.opt.Now()
+	if c.copiesSwept.IsZero() {
+		c.copiesSwept = now
 	}
-	all, err := blobs.List(ctx)
-	if err != nil {
-		return err
+	if now.Sub(c.copiesSwept) < sweepEvery {
+		return nil
 	}
-	for _, d := range all {
-		if !needed[d] {
-			if err := blobs.Delete(ctx, d, conds...); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
+	return c.sweepCopies(ctx)
 }
 
-// dropOldCopies keeps in the region's store the blobs of what its target names and of the target before it. Only the
-// replicator writes there, and it does one thing at a time.
-func (c *Controller) dropOldCopies(ctx context.Context, before, now *rollout.Target) error {
+// sweepCopies keeps in the region's store the blobs of what its target names, of the target before it, and of the plan.
+func (c *Controller) sweepCopies(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	kept := versionsOf(now)
-	if before != nil {
-		kept = append(kept, versionsOf(before)...)
-	}
-	return dropOthers(ctx, c.regionalBlobs, c.needs, kept)
+	c.copiesSwept = c.opt.Now()
+	_, err := sweep(ctx, c.opt.Regional, store.KeyCopySweep, 1, func(ctx context.Context) (map[string]bool, error) {
+		needed, kept := map[string]bool{}, []rollout.Version(nil)
+		if c.copiedBefore != nil {
+			kept = versionsOf(c.copiedBefore)
+		}
+		for _, key := range []string{store.KeyCopyTarget, store.KeyCopyPlan} {
+			e, err := c.opt.Regional.Get(ctx, key)
+			if isAbsent(err) {
+				continue
+			}
+			if err != nil {
+				return nil, err
+			}
+			if key == store.KeyCopyPlan {
+				for _, d := range referred(e.Value) {
+					needed[d] = true
+				}
+				continue
+			}
+			target, err := c.target(e.Value)
+			if err != nil {
+				return nil, err
+			}
+			kept = append(kept, versionsOf(target)...)
+		}
+		for _, v := range kept {
+			list, err := c.needs(ctx, v)
+			if err != nil {
+				return nil, err
+			}
+			for _, d := range list {
+				needed[d] = true
+			}
+		}
+		return needed, nil
+	})
+	return err
 }

@@ -75,9 +75,6 @@ func (c *Controller) publish(ctx context.Context, p publication) (*versionRecord
 			return nil, wentBackFault(seen.Head, h.Number)
 		}
 		v, err := c.attempt(ctx, p, h, at)
-		for errors.Is(err, errSweeping) && sleep(ctx, 200*time.Millisecond) {
-			v, err = c.attempt(ctx, p, h, at)
-		}
 		if !errors.Is(err, store.ErrConflict) {
 			return v, err
 		}
@@ -91,7 +88,7 @@ func (c *Controller) attempt(ctx context.Context, p publication, h head, at stor
 	if err != nil {
 		return nil, err
 	}
-	sweep, err := c.sweepMark(ctx)
+	mark, err := readMark(ctx, c.opt.Global, store.KeySweep)
 	if err != nil {
 		return nil, err
 	}
@@ -111,12 +108,12 @@ func (c *Controller) attempt(ctx context.Context, p publication, h head, at stor
 	if p.dryRun {
 		return &versionRecord{Manifest: snap.Manifest}, nil
 	}
-	return c.number(ctx, p, snap, []store.Cond{sweep, {Key: store.KeyHead, Modified: at.Modified}})
+	return c.number(ctx, p, snap, mark, []store.Cond{mark.Cond, {Key: store.KeyHead, Modified: at.Modified}})
 }
 
 // number stores the sealed content and takes its number under the conditions.
-func (c *Controller) number(ctx context.Context, p publication, snap *snapshot.Snapshot, conds []store.Cond) (*versionRecord, error) {
-	rec, err := c.deposit(ctx, snap)
+func (c *Controller) number(ctx context.Context, p publication, snap *snapshot.Snapshot, mark sweepMark, conds []store.Cond) (*versionRecord, error) {
+	rec, err := c.deposit(ctx, snap, mark)
 	if err != nil {
 		return nil, err
 	}
@@ -161,9 +158,9 @@ func (c *Controller) alreadyDone(key string, newest *versionRecord) *versionReco
 }
 
 // deposit stores the blobs of a snapshot and its signed manifest; content that is there already costs nothing.
-func (c *Controller) deposit(ctx context.Context, snap *snapshot.Snapshot) (*versionRecord, error) {
+func (c *Controller) deposit(ctx context.Context, snap *snapshot.Snapshot, mark sweepMark) (*versionRecord, error) {
 	for _, s := range snap.Manifest.Shards {
-		if _, err := c.globalBlobs.Put(ctx, snap.Blobs[s.Digest]); err != nil {
+		if _, err := mark.put(ctx, c.globalBlobs, snap.Blobs[s.Digest]); err != nil {
 			return nil, fmt.Errorf("regionctl: store shard %s: %w", s.Key, err)
 		}
 	}
@@ -175,7 +172,7 @@ func (c *Controller) deposit(ctx context.Context, snap *snapshot.Snapshot) (*ver
 	if err != nil {
 		return nil, err
 	}
-	digest, err := c.globalBlobs.Put(ctx, envelope)
+	digest, err := mark.put(ctx, c.globalBlobs, envelope)
 	if err != nil {
 		return nil, fmt.Errorf("regionctl: store manifest: %w", err)
 	}

@@ -18,13 +18,13 @@ const (
 	PrefixVersions    = PrefixIntent + "version/" // KeyVersion
 	KeyRollout        = PrefixIntent + "rollout"  // rollout.State
 	PrefixRollouts    = PrefixIntent + "rollouts/"
-	PrefixTargets     = PrefixIntent + "target/" // KeyTarget
-	KeyPlan           = PrefixIntent + "plan"    // signed steer.Plan
-	KeySteering       = PrefixIntent + "steering"
+	PrefixTargets     = PrefixIntent + "target/"     // KeyTarget
+	KeyPlan           = PrefixIntent + "plan"        // refers to the signed steer.Plan
+	KeySteering       = PrefixIntent + "steering"    // refers to the steer.State
 	PrefixEvacuations = PrefixIntent + "evacuation/" // KeyEvacuation
 	// KeyGuard changes with every evacuation and restoration: whoever judges the whole of them conditions on it.
 	KeyGuard = PrefixIntent + "evacuations"
-	// KeySweep says whether a leader is deleting blobs: whoever publishes waits for it, and conditions on it.
+	// KeySweep says whether a leader is deleting blobs: the mark of Blobs.Sweep.
 	KeySweep = PrefixIntent + "sweep"
 
 	PrefixAudit = "audit/" // KeyAudit
@@ -35,7 +35,8 @@ const (
 const (
 	PrefixCopy      = "copy/"
 	KeyCopyTarget   = PrefixCopy + "target"
-	KeyCopyPlan     = PrefixCopy + "plan"
+	KeyCopyPlan     = PrefixCopy + "plan"  // as KeyPlan
+	KeyCopySweep    = PrefixCopy + "sweep" // as KeySweep
 	KeyCopyEvacuees = PrefixCopy + "evacuations"
 	// KeyCopyOrders holds the evacuations that were ordered or restored without the global store.
 	KeyCopyOrders = PrefixCopy + "orders"
@@ -70,7 +71,7 @@ func KeyDenied(name string) string {
 // KeyAudit holds one entry of the audit log; at is in nanoseconds since 1970.
 func KeyAudit(at int64, who string) string { return fmt.Sprintf("%s%020d/%s", PrefixAudit, at, who) }
 
-// KeyPastPlan holds one of the last plans, signed.
+// KeyPastPlan refers to one of the last plans.
 func KeyPastPlan(epoch, number uint64) string {
 	return fmt.Sprintf("%s%020d/%020d", PrefixPlans, epoch, number)
 }

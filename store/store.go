@@ -111,6 +111,8 @@ type Store interface {
 	Get(ctx context.Context, key string) (Entry, error)
 	// List returns the entries under a prefix in key order, all at one revision.
 	List(ctx context.Context, prefix string) ([]Entry, Revision, error)
+	// Keys is List without the values, for prefixes whose values are large together.
+	Keys(ctx context.Context, prefix string) ([]Entry, Revision, error)
 	// Commit applies all ops at one revision if all conditions hold, else none and ErrConflict. No key has two ops.
 	// When it returns nil, the change is durable. Any error but those above means the outcome is unknown: read before
 	// trying again. A commit that changes nothing returns the current revision.

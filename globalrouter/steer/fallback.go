@@ -10,11 +10,10 @@ import (
 	"time"
 )
 
-// maxFallbackBytes bounds what all fallbacks together add to a plan, which must stay well below a store's limit of one
-// value. At the bound the losses of the least load have none: a router then lets their slots go to the next usable cells
+// maxFallbackBytes bounds what all fallbacks together add to a plan; 200 cells and 2,000 localities need a third of it. At the bound the losses of the least load have none: a router then lets their slots go to the next usable cells
 // of the row, which keeps the names alive but asks nobody for room.
 const (
-	maxFallbackBytes = 256 << 10
+	maxFallbackBytes = 2 << 20
 	maxFallbackWork  = 1 << 14 // slots that one step places for fallbacks
 	fallbackMargin   = 95      // percent of a level that is used: load may drift until the fallbacks are made again
 	detourBytes      = 40      // of a Detour beside its runs and localities

@@ -163,12 +163,32 @@ func TestFallbacksOfALargeWorldAreMadeInRoundsAndBounded(t *testing.T) {
 		t.Fatalf("%d fallbacks are due after %d steps", s.FallbackDue, steps)
 	}
 	raw, err := json.Marshal(s.Plan.Fallbacks)
-	if err != nil || len(raw) > maxFallbackBytes || len(raw) < maxFallbackBytes/4 {
-		t.Errorf("%d bytes of fallbacks, %v", len(raw), err)
+	if err != nil || len(raw) > maxFallbackBytes || len(s.Plan.Fallbacks) != len(s.Plan.losses()) {
+		t.Errorf("%d bytes of fallbacks for %d of %d losses, %v", len(raw), len(s.Plan.Fallbacks), len(s.Plan.losses()), err)
 	}
 	t.Logf("%d steps; %d of %d losses, %d bytes", steps, len(s.Plan.Fallbacks), len(s.Plan.losses()), len(raw))
 	if err := s.Plan.Validate(); err != nil {
 		t.Error(err)
+	}
+}
+
+// At the bound those losses go without a fallback that the least load depends on.
+func TestFallbacksBeyondTheBoundAreThoseOfTheLeastLoad(t *testing.T) {
+	in := inputs(world(2, 2, 1_000_000))
+	s := Step(State{}, in, t0)
+	w, refused := newWork(&s, &in, t0)
+	if refused != "" {
+		t.Fatal(refused)
+	}
+	made, losses := map[string][]Detour{}, w.next.Plan.losses()
+	all := make([]int, maxFallbackBytes/localityBytes/2) // two fit in size, none does beside the overhead of two
+	for i, c := range w.next.Plan.Cells {
+		w.cells[i].granted = int64(i)
+		made[string(c.ID)] = []Detour{{Localities: all, Row: make(Row, Slots)}}
+	}
+	out := w.bounded(made, losses)
+	if last := w.next.Plan.Cells[len(w.next.Plan.Cells)-1]; len(out) != 1 || out[0].Lost != string(last.ID) {
+		t.Errorf("%d fallbacks are left", len(out))
 	}
 }
 

@@ -84,7 +84,7 @@ func libraries() []library {
 		{"github.com/quic-go/quic-go", []string{"proxy/listen", "proxy/upstream", "globalrouter", "health/probe"}, "HTTP/3, DoQ"},
 		{"google.golang.org/grpc", []string{"nodeapi", "regionctl", "proxy/peer", "store/etcd"}, "the node protocol"},
 		{"google.golang.org/protobuf", []string{"nodeapi", "regionctl"}, "the node protocol"},
-		{"github.com/klauspost/compress", []string{"nodeapi", "regionctl/fleet", "proxy"}, "zstd"},
+		{"github.com/klauspost/compress", []string{"nodeapi", "regionctl", "proxy"}, "zstd"},
 		{"github.com/spf13/cobra", []string{"cmd"}, "command lines"},
 		{"github.com/spf13/pflag", []string{"cmd"}, "command lines"},
 		{"github.com/prometheus/client_golang", []string{"*"}, "metrics"},

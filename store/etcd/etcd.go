@@ -95,13 +95,22 @@ func (s *Store) Get(ctx context.Context, key string) (store.Entry, error) {
 
 // List pages through the prefix at the revision of the first page, and begins anew when that is compacted meanwhile.
 func (s *Store) List(ctx context.Context, prefix string) ([]store.Entry, store.Revision, error) {
+	return s.pages(ctx, prefix)
+}
+
+// Keys is List without the values.
+func (s *Store) Keys(ctx context.Context, prefix string) ([]store.Entry, store.Revision, error) {
+	return s.pages(ctx, prefix, clientv3.WithKeysOnly())
+}
+
+func (s *Store) pages(ctx context.Context, prefix string, opts ...clientv3.OpOption) ([]store.Entry, store.Revision, error) {
 	ctx, done, err := s.call(ctx)
 	if err != nil {
 		return nil, 0, err
 	}
 	defer done()
 	for {
-		entries, rev, err := s.list(ctx, prefix)
+		entries, rev, err := s.list(ctx, prefix, opts)
 		if errors.Is(err, rpctypes.ErrCompacted) && ctx.Err() == nil {
 			continue
 		}
@@ -112,14 +121,14 @@ func (s *Store) List(ctx context.Context, prefix string) ([]store.Entry, store.R
 	}
 }
 
-func (s *Store) list(ctx context.Context, prefix string) ([]store.Entry, store.Revision, error) {
+func (s *Store) list(ctx context.Context, prefix string, opts []clientv3.OpOption) ([]store.Entry, store.Revision, error) {
 	var entries []store.Entry
 	from, end, rev := s.prefix+prefix, clientv3.GetPrefixRangeEnd(s.prefix+prefix), int64(0)
 	if from == "" {
 		from, end = "\x00", "\x00" // every key
 	}
 	for {
-		r, err := s.client.Get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(pageKeys), clientv3.WithRev(rev))
+		r, err := s.client.Get(ctx, from, append([]clientv3.OpOption{clientv3.WithRange(end), clientv3.WithLimit(pageKeys), clientv3.WithRev(rev)}, opts...)...)
 		if err != nil {
 			return nil, 0, err
 		}

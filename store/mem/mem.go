@@ -103,6 +103,15 @@ func (s *Store) List(ctx context.Context, prefix string) ([]store.Entry, store.R
 	return s.data.state.under(prefix), s.data.state.Revision, nil
 }
 
+// Keys is List without the values.
+func (s *Store) Keys(ctx context.Context, prefix string) ([]store.Entry, store.Revision, error) {
+	entries, rev, err := s.List(ctx, prefix)
+	for i := range entries {
+		entries[i].Value = nil
+	}
+	return entries, rev, err
+}
+
 // Commit applies all ops if all conditions hold.
 func (s *Store) Commit(ctx context.Context, conds []store.Cond, ops []store.Op) (store.Revision, error) {
 	if err := store.Check(conds, ops); err != nil {

@@ -37,7 +37,7 @@ func Run(t *testing.T, fresh func(*testing.T) World) {
 		{"CreatedAndModifiedAreTheRevisionsOfCommits", revisions},
 		{"CommitIsAllOrNothing", allOrNothing},
 		{"ConcurrentCompareAndSetLosesNoUpdate", counter},
-		{"ListIsSortedAndOfThePrefixOnly", list},
+		{"ListsAreSortedAndOfThePrefixOnly", list},
 		{"ListOfManyKeysIsOfOneRevision", listMany},
 		{"OutOfBoundsIsRefusedAndNothingApplied", bounds},
 		{"AValueOfMaxValueIsKept", largest},
@@ -232,6 +232,15 @@ func list(t *testing.T, w World) {
 	all, _, err := s.List(within(t), "")
 	if err != nil || len(all) != 6 || !slices.IsSorted(keys(all)) {
 		t.Errorf("everything is %q, %v", keys(all), err)
+	}
+	bare, _, err := s.Keys(within(t), "r/")
+	if err != nil || len(bare) != len(entries) {
+		t.Fatalf("%d keys where %d entries are, %v", len(bare), len(entries), err)
+	}
+	for i, e := range bare {
+		if e.Key != entries[i].Key || e.Created != entries[i].Created || e.Modified != entries[i].Modified || e.Value != nil {
+			t.Errorf("key %+v of entry %+v", e, entries[i])
+		}
 	}
 }
 
