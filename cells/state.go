@@ -43,6 +43,9 @@ func (e Evacuation) Standing(now time.Time) bool {
 	return e.Restored.IsZero() && !e.Withdrawn && now.Before(e.Expires)
 }
 
+// Age is how long the order has run at now. One that was given by a clock which is ahead of this one has begun all the same.
+func (e Evacuation) Age(now time.Time) time.Duration { return max(now.Sub(e.Started), 0) }
+
 // Ended is when the order stopped standing: its restoration or its expiry. Only meaningful once Standing is false.
 func (e Evacuation) Ended() time.Time {
 	if e.Withdrawn {
@@ -59,7 +62,7 @@ func (e Evacuation) State(now time.Time, ramp time.Duration) State {
 	switch {
 	case e.Withdrawn:
 		return Active
-	case e.Standing(now) && now.Before(e.Started.Add(e.Over)):
+	case e.Standing(now) && e.Age(now) < e.Over:
 		return Evacuating
 	case e.Standing(now):
 		return Evacuated

@@ -26,6 +26,18 @@ func TestStateFollowsTheOrderThroughItsLife(t *testing.T) {
 	}
 }
 
+// Whoever hears of an order from a clock that is ahead acts on it: nobody orders ahead of time.
+func TestAnOrderOfAClockThatIsAheadHasBegun(t *testing.T) {
+	t0 := time.Unix(1000, 0)
+	at := func(s int) time.Time { return t0.Add(time.Duration(s) * time.Second) }
+	for over, want := range map[int]State{0: Evacuated, 60: Evacuating} {
+		e := Evacuation{Started: at(300), Over: time.Duration(over) * time.Second, Expires: at(900)}
+		if got := e.State(t0, 30*time.Second); got != want || e.Age(t0) != 0 {
+			t.Errorf("over %d s: %s at the age of %v, want %s", over, got, e.Age(t0), want)
+		}
+	}
+}
+
 func TestIdsNameTheirRegionAndCell(t *testing.T) {
 	n := NodeID("eu-west/a/1")
 	if n.Region() != "eu-west" || n.Cell() != "eu-west/a" || n.Cell().Region() != "eu-west" {

@@ -55,9 +55,14 @@ type Entry struct {
 	Removed bool `json:"removed,omitempty"`
 }
 
-// Name tells entries apart.
+// Name tells entries apart, whatever bytes an issuer gives as subjects.
 func (e Entry) Name() string {
-	return strings.Join([]string{string(e.Kind), string(e.Region), e.Issuer, e.ID}, "\x00")
+	parts := []string{string(e.Kind), string(e.Region), e.Issuer, e.ID}
+	if strings.ContainsAny(e.Issuer+e.ID, "\x00\x01") {
+		plain := strings.NewReplacer("\x00", "\x010", "\x01", "\x011")
+		parts[2], parts[3] = plain.Replace(e.Issuer), plain.Replace(e.ID)
+	}
+	return strings.Join(parts, "\x00")
 }
 
 // Check says what is wrong with the entry.

@@ -49,6 +49,20 @@ func TestPlacesThatExchangeDenialsEndWithTheSameList(t *testing.T) {
 	})
 }
 
+func TestEntriesAreToldApartWhateverTheirBytes(t *testing.T) {
+	seen := map[string]Entry{}
+	parts := []string{"", "\x00", "\x01", "a", "a\x00", "\x00a", "\x010", "\x011", "\x00\x00"}
+	for _, issuer := range parts {
+		for _, id := range parts {
+			e := Entry{Kind: User, Issuer: issuer, ID: id}
+			if other, ok := seen[e.Name()]; ok {
+				t.Errorf("%q of %q and %q of %q have one name", e.ID, e.Issuer, other.ID, other.Issuer)
+			}
+			seen[e.Name()] = e
+		}
+	}
+}
+
 func TestASetDeniesWhomItNamesAndNobodyElse(t *testing.T) {
 	sum := sha256.Sum256([]byte("cg_leaked"))
 	id := "sha256:" + hex.EncodeToString(sum[:])

@@ -22,7 +22,8 @@ type Agent struct {
 	Dir    string // holds the last plans
 	Zone   *Zone  // as at the start; later ones come through Rezone
 	Server *Server
-	// Verify gives the payload of an envelope signed by a controller, judged as of now.
+	// Verify gives the payload of an envelope signed by a controller, judged as of now; the zero time stands for when its
+	// signer's certificate was good, for what this router has verified once and stored.
 	Verify func(envelope []byte, now time.Time) ([]byte, error)
 	// Withdraw says what this router takes out of a plan by its own view; none = nothing, and nil = never anything.
 	Withdraw func(*steer.Plan) (by []steer.Withdrawal, none bool)
@@ -80,20 +81,16 @@ func (a *Agent) Load() error {
 	return nil
 }
 
-// loadFile verifies the envelope as of the time it was stored: the signer's certificate may have run out since,
-// while no controller could be reached.
+// loadFile verifies the envelope as of when it could be verified: the signer's certificate may have run out since, while
+// no controller could be reached, and what the file system says of times is no evidence.
 func (a *Agent) loadFile(file string) error {
-	info, err := os.Stat(file)
-	if err != nil {
-		return fmt.Errorf("plans: %w", err)
-	}
 	envelope, err := os.ReadFile(file)
 	if err != nil {
 		return fmt.Errorf("plans: %w", err)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	plan, table, err := a.read(envelope, info.ModTime())
+	plan, table, err := a.read(envelope, time.Time{})
 	if err != nil {
 		return err
 	}

@@ -28,13 +28,16 @@ func testAgent(t *testing.T, dir string) *Agent {
 		Dir: dir, Zone: mustZone(t, shallow(testZone)), Server: &Server{}, Log: slog.New(slog.DiscardHandler),
 		Verify: func(e []byte, now time.Time) ([]byte, error) {
 			payload, ok := bytes.CutPrefix(e, []byte("signed:"))
-			if !ok || now.IsZero() {
-				return nil, errors.New("not signed")
+			if !ok || bytes.Contains(payload, []byte(ended)) && !now.IsZero() {
+				return nil, errors.New("not signed, or its signer's certificate has ended")
 			}
 			return payload, nil
 		},
 	}
 }
+
+// ended is the id of a set in plans whose signer's certificate has ended by now.
+const ended = "of an ended signer"
 
 func numbered(epoch, number uint64) *steer.Plan {
 	p := testPlan()
@@ -136,6 +139,33 @@ func TestPlansOnDiskOutliveTheProcess(t *testing.T) {
 	c := testAgent(t, dir)
 	if err := c.Load(); err != nil || c.Held().Plan.Number != 11 {
 		t.Errorf("after the newest was spoilt: %v %+v", err, c.Held())
+	}
+}
+
+// A stored plan outlives its signer's certificate, whatever the file's time says; a pushed one doesn't.
+func TestAStoredPlanOutlivesItsSignersCertificate(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "plans")
+	a := testAgent(t, dir)
+	if err := a.Load(); err != nil {
+		t.Fatal(err)
+	}
+	p := numbered(1, 1)
+	p.Sets[0].ID = ended
+	if err := a.Accept(sealed(p), "push", time.Now()); err == nil {
+		t.Fatal("accepted from a controller")
+	}
+	file := a.path(p)
+	if err := os.WriteFile(file, sealed(p), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, at := range []time.Time{time.Unix(0, 0), time.Now().Add(50 * 365 * 24 * time.Hour)} {
+		if err := os.Chtimes(file, at, at); err != nil {
+			t.Fatal(err)
+		}
+		b := testAgent(t, dir)
+		if err := b.Load(); err != nil || b.Held().Plan == nil {
+			t.Errorf("stored %v: %v", at, err)
+		}
 	}
 }
 

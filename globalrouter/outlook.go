@@ -38,6 +38,7 @@ type Outlook struct {
 	told     time.Time
 	allUp    []string
 	said     string // the summary that was logged last
+	disk     durable.Keeper
 }
 
 // signedOrders is a list of evacuations in its envelope, with the time at which its signature was judged.
@@ -90,6 +91,9 @@ func (o *Outlook) Run(ctx context.Context, a *Agent) error {
 			return nil
 		case <-tick.C:
 			a.Review()
+			o.mu.Lock()
+			o.disk.Retry(o.Now())
+			o.mu.Unlock()
 		}
 	}
 }
@@ -163,6 +167,13 @@ func (o *Outlook) Load() {
 	_, err := durable.ReadForm(o.File, ordersForm, &stored)
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	o.disk = durable.Keeper{
+		Path: o.File,
+		Failed: func(err error) {
+			o.Log.Error("evacuations not stored; until they are, they are lost on a restart", "error", err)
+		},
+		Done: func() { o.Log.Info("the evacuations are stored again") },
+	}
 	for _, l := range stored.Lists {
 		err = errors.Join(err, o.merge(l))
 	}
@@ -178,9 +189,7 @@ func (o *Outlook) Order(envelope []byte) error {
 	if err := o.merge(signedOrders{o.Now(), envelope}); err != nil {
 		return err
 	}
-	if err := durable.WriteForm(o.File, storedOrders{ordersForm, o.lists}); err != nil {
-		o.Log.Error("evacuations not stored; they are lost on a restart", "error", err)
-	}
+	o.disk.Put(storedOrders{ordersForm, slices.Clone(o.lists)}, o.Now())
 	return nil
 }
 

@@ -20,6 +20,7 @@ func quiet(t *testing.T) *world {
 func TestAPIAbuseIsAnsweredWithAProblemAndChangesNothing(t *testing.T) {
 	t.Parallel()
 	w := quiet(t)
+	long := strings.Repeat("x", maxReason+1)
 	huge := bytes.Repeat([]byte(" "), maxBody+1)
 	for _, c := range []struct {
 		name, method, path string
@@ -40,6 +41,12 @@ func TestAPIAbuseIsAnsweredWithAProblemAndChangesNothing(t *testing.T) {
 		{"no such cell", "POST", "/v1/evacuations", EvacuateRequest{What: "mars/a", Reason: "x"}, 404, "not_found"},
 		{"expired before done", "POST", "/v1/evacuations", EvacuateRequest{What: "eu-west/a", Reason: "x", Over: "2h", Expires: "1h"}, 400, "bad_request"},
 		{"absurd duration", "POST", "/v1/evacuations", EvacuateRequest{What: "eu-west/a", Reason: "x", Over: "-5m"}, 400, "bad_request"},
+		{"over before anybody hears", "POST", "/v1/evacuations", EvacuateRequest{What: "eu-west/a", Reason: "x", Over: "0s", Expires: "1ns"}, 400, "bad_request"},
+		{"endless reason", "POST", "/v1/evacuations", EvacuateRequest{What: "eu-west/a", Reason: long}, 400, "bad_request"},
+		{"endless reason to restore", "POST", "/v1/restorations", RestoreRequest{What: "eu-west/a", Reason: long}, 400, "bad_request"},
+		{"endless reason to roll back", "POST", "/v1/config/versions/7:rollback", RollbackRequest{Message: long}, 400, "bad_request"},
+		{"endless reason to recover", "POST", "/v1/recovery", RecoverRequest{Reason: long}, 400, "bad_request"},
+		{"endless reason to pause", "POST", "/v1/rollouts/current:pause", RolloutOrder{Reason: long}, 400, "bad_request"},
 		{"restore of an active cell", "POST", "/v1/restorations", RestoreRequest{What: "eu-west/a"}, 409, "conflict"},
 		{"rollback to nowhere", "POST", "/v1/config/versions/7:rollback", RollbackRequest{}, 404, "not_found"},
 		{"no such verb", "POST", "/v1/config/versions/7:burn", RollbackRequest{}, 404, "not_found"},

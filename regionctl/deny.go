@@ -82,12 +82,34 @@ func (c *Controller) postPermission(r *call) (any, error) {
 	live := denylist.Live(c.ledger.entries(), c.opt.Now())
 	i := slices.IndexFunc(live, func(l denylist.Entry) bool { return l.Name() == e.Name() })
 	if i < 0 {
-		return nil, notFound("%s %s is not denied %s", e.Kind, e.ID, where(e.Region))
+		return nil, notFound("there is no denial of %s %q %s%s", e.Kind, e.ID, where(e.Region), otherwise(live, e))
 	}
 	if live[i].Expires.After(e.Expires) {
 		e.Expires = live[i].Expires // nobody may believe the denial longer than he remembers the removal
 	}
 	return c.deny(r, req, e, "permit")
+}
+
+// otherwise says under which other words the same caller is denied.
+func otherwise(live []denylist.Entry, e denylist.Entry) string {
+	var found []string
+	for _, l := range live {
+		if l.Kind != e.Kind || l.ID != e.ID {
+			continue
+		}
+		issuer := "any issuer"
+		if l.Issuer != "" {
+			issuer = "issuer " + l.Issuer
+		}
+		if l.Kind != denylist.User && l.Kind != denylist.Token {
+			issuer = "one"
+		}
+		found = append(found, issuer+" "+where(l.Region))
+	}
+	if len(found) == 0 {
+		return ""
+	}
+	return "; there is of " + strings.Join(found, ", ")
 }
 
 func where(r cells.RegionID) string {
@@ -113,8 +135,8 @@ func (c *Controller) parseDenial(r *call, req DenyRequest) (denylist.Entry, erro
 		return e, notFound("no region %q in this world", e.Region)
 	}
 	life, err := duration(req.For, 0)
-	if err != nil || life < 0 || life > maxDeny {
-		return e, badRequest("for must be a duration up to %s, not %q", maxDeny, req.For)
+	if err != nil || life != 0 && life < shortest || life > maxDeny {
+		return e, badRequest("for must be a duration of %s…%s, not %q", shortest, maxDeny, req.For)
 	}
 	if life == 0 {
 		life = c.defaultLife(r.Context(), e.Kind)
@@ -134,6 +156,9 @@ func (c *Controller) deny(r *call, req DenyRequest, e denylist.Entry, verb strin
 		return c.hasRoom(e)
 	}
 	if req.DryRun {
+		if !e.Removed {
+			answer.Warnings = c.unknown(r.Context(), e)
+		}
 		return answer, check()
 	}
 	audit := AuditEntry{Who: r.who, What: verb, On: string(e.Kind) + " " + e.ID, Why: e.Reason, After: where(e.Region) + ", until " + e.Expires.Format(time.RFC3339)}
@@ -148,6 +173,9 @@ func (c *Controller) deny(r *call, req DenyRequest, e denylist.Entry, verb strin
 		return nil, err
 	}
 	answer.Reached = append([]RegionReach{reach}, c.tellAll(r.Context(), nil, []denylist.Entry{e})...)
+	if !e.Removed {
+		answer.Warnings = append(answer.Warnings, c.unknown(r.Context(), e)...)
+	}
 	c.log.Info(verb, "kind", string(e.Kind), "region", string(e.Region), "by", r.who, "reason", e.Reason, "until", e.Expires)
 	for _, reached := range answer.Reached {
 		if !reached.Taken && (e.Region == "" || e.Region == reached.Region) {
@@ -155,6 +183,39 @@ func (c *Controller) deny(r *call, req DenyRequest, e denylist.Entry, verb strin
 		}
 	}
 	return answer, nil
+}
+
+// unknown warns of a route or key that the live version doesn't have: in a hurry, people mistype. The denial holds all the
+// same, since a version that has it may follow. Who can't be asked is not warned of.
+func (c *Controller) unknown(ctx context.Context, e denylist.Entry) []string {
+	if e.Kind != denylist.Route && e.Kind != denylist.Key {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, storePatience)
+	defer cancel()
+	number := c.liveNumber()
+	rec, _, ok := read[versionRecord](c.intent, store.KeyVersion(number))
+	if !ok {
+		return nil
+	}
+	snap, err := c.open(ctx, &rec)
+	if err != nil {
+		return nil
+	}
+	cfg, err := snapshot.Open(snap)
+	if err != nil {
+		return nil
+	}
+	has := slices.ContainsFunc(cfg.Routes, func(r snapshot.Route) bool { return r.ID == e.ID })
+	if e.Kind == denylist.Key {
+		has = slices.ContainsFunc(cfg.Consumers, func(c snapshot.Consumer) bool {
+			return slices.ContainsFunc(c.APIKeyHashes, func(h string) bool { return strings.HasPrefix(strings.ToLower(h), e.ID) })
+		})
+	}
+	if has {
+		return nil
+	}
+	return []string{fmt.Sprintf("version %d has no %s %s: is it spelt right?", number, e.Kind, e.ID)}
 }
 
 // hasRoom refuses an entry that is one too many. Saying again what is denied is always possible.
@@ -182,7 +243,7 @@ type denialTerms struct {
 func (c *Controller) keepDenials(ctx context.Context, entries []denylist.Entry, terms *denialTerms) error {
 	if terms == nil {
 		c.ledger.add(nil, entries, c.opt.Now())
-		return nil // keepOrders stores what other regions tell
+		return c.storeDenials(ctx, entries)
 	}
 	c.ordering.Lock()
 	defer c.ordering.Unlock()
@@ -205,6 +266,36 @@ func (c *Controller) keepDenials(ctx context.Context, entries []denylist.Entry, 
 		return nil // another controller of the region added one at the same moment; keepOrders stores ours beside it
 	}
 	return err
+}
+
+// storeDenials writes what other regions told into the region's store, as the ledger has it by now. It doesn't wait long:
+// what the store doesn't take now, keepOrders writes.
+func (c *Controller) storeDenials(ctx context.Context, entries []denylist.Entry) error {
+	if !c.copied.ready() || c.regionalSeen.lost.Load() {
+		return errStoreAway
+	}
+	ctx, cancel := context.WithTimeout(ctx, storePatience/2)
+	defer cancel()
+	var ops []store.Op
+	for _, e := range c.ledger.known(entries) {
+		key := store.KeyDenied(e.Name())
+		if have, ok := c.copied.get(key); !ok || string(have.Value) != string(encode(e)) {
+			ops = append(ops, store.Put(key, encode(e)))
+		}
+	}
+	return c.putInCopy(ctx, ops)
+}
+
+// putInCopy writes to the region's store, piece by piece, and lets the mirror see it.
+func (c *Controller) putInCopy(ctx context.Context, ops []store.Op) error {
+	for batch := range slices.Chunk(ops, store.MaxOps/2) {
+		rev, err := c.opt.Regional.Commit(ctx, nil, batch)
+		if err != nil {
+			return err
+		}
+		c.copied.see(ctx, rev)
+	}
+	return nil
 }
 
 var errStoreAway = errors.New("regionctl: the region's store does not answer")

@@ -20,7 +20,8 @@ const (
 	defaultExpires = 2 * time.Hour
 	maxOver        = 24 * time.Hour
 	maxExpires     = 7 * 24 * time.Hour
-	maxReason      = 1000 // bytes
+	shortest       = time.Second // what is shorter has ended before anybody hears of it
+	maxReason      = 1000        // bytes
 )
 
 // orders is every evacuation in the store and of the regions at one moment, with what a commit must compare so that nobody
@@ -150,8 +151,8 @@ func (c *Controller) parseOrder(req EvacuateRequest, who string) (cells.Evacuati
 		return ev, badRequest("a reason of 1…%d bytes is required", maxReason)
 	case err1 != nil || over < 0 || over > maxOver:
 		return ev, badRequest("over must be a duration of 0…%s, not %q", maxOver, req.Over)
-	case err2 != nil || expires <= 0 || expires > maxExpires:
-		return ev, badRequest("expires must be a duration up to %s, not %q", maxExpires, req.Expires)
+	case err2 != nil || expires < shortest || expires > maxExpires:
+		return ev, badRequest("expires must be a duration of %s…%s, not %q", shortest, maxExpires, req.Expires)
 	case expires <= over:
 		return ev, badRequest("the evacuation would expire (after %s) before it is done (over %s)", expires, over)
 	}
@@ -266,6 +267,9 @@ func besides(order cells.Evacuation, ids []cells.CellID, i int) []cells.Evacuati
 func (c *Controller) postRestoration(r *call) (any, error) {
 	req, err := body[RestoreRequest](r)
 	if err != nil {
+		return nil, err
+	}
+	if err := words("reason", req.Reason); err != nil {
 		return nil, err
 	}
 	ids, err := c.resolve(req.What)

@@ -18,6 +18,14 @@ func badRequest(format string, args ...any) *Fault {
 	return fault(http.StatusBadRequest, "bad_request", "The request is not understood", format, args...)
 }
 
+// words bounds what people say for the audit.
+func words(what, said string) error {
+	if len(said) > maxReason {
+		return badRequest("the %s has more than %d bytes", what, maxReason)
+	}
+	return nil
+}
+
 func notFound(format string, args ...any) *Fault {
 	return fault(http.StatusNotFound, "not_found", "There is no such thing", format, args...)
 }

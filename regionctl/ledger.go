@@ -161,6 +161,19 @@ func (l *ledger) entries() []denylist.Entry {
 	return denylist.Unite(all)
 }
 
+// known is what the ledger has under the names of the entries.
+func (l *ledger) known(of []denylist.Entry) []denylist.Entry {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var out []denylist.Entry
+	for _, e := range of {
+		if have, ok := l.denied[e.Name()]; ok {
+			out = append(out, have.Entry)
+		}
+	}
+	return out
+}
+
 // since gives what changed after a state of the ledger, and the state now.
 func (l *ledger) since(seq uint64) (orders []cells.Evacuation, entries []denylist.Entry, now uint64) {
 	l.mu.Lock()

@@ -231,14 +231,7 @@ func (c *Controller) keep(ctx context.Context) error {
 			ops = append(ops, store.Delete(e.Key))
 		}
 	}
-	for batch := range slices.Chunk(ops, store.MaxOps/2) {
-		rev, err := c.opt.Regional.Commit(ctx, nil, batch)
-		if err != nil {
-			return err
-		}
-		c.copied.see(ctx, rev)
-	}
-	return nil
+	return c.putInCopy(ctx, ops)
 }
 
 func (c *Controller) keepEvacuations(ctx context.Context) error {

@@ -394,6 +394,12 @@ func TestADenialReachesEveryNodeWithinTwoSecondsWithoutGlobalStore(t *testing.T)
 	if code, f := w.ask("eu-west", "POST", "/v1/denials", DenyRequest{Kind: "user", ID: "ann", Reason: "x", Region: "us-east"}, &d); code != 200 {
 		t.Fatal(f)
 	}
+	for _, r := range d.Reached { // who says that he has stored it has
+		entries, _, err := w.regions[r.Region].regional.Join().List(t.Context(), store.PrefixDenied)
+		if err != nil || r.Stored != (len(entries) == 1) || !r.Stored {
+			t.Errorf("%+v: %d entries in the region's store, %v", r, len(entries), err)
+		}
+	}
 	took := w.everyNode("the nodes of the region know", 2*time.Second, func(n *node) bool { return n.denies("ann") == (n.id.Region() == "us-east") })
 	t.Logf("us-east knows after %v, ordered at eu-west", took)
 	if code, f := w.ask("us-east", "POST", "/v1/denials", DenyRequest{Kind: "user", ID: "bob", Reason: "x"}, &d); code != 200 || d.Entry.Expires.Sub(d.Entry.At) != unbounded {
@@ -426,7 +432,7 @@ func TestDenialsThatCannotBeAreRefused(t *testing.T) {
 	for _, bad := range []DenyRequest{
 		{Kind: "ip", ID: "1.2.3.4", Reason: "x"}, {Kind: "user", Reason: "x"}, {Kind: "user", ID: "a"}, {Kind: "key", ID: "cg_secret", Reason: "x"},
 		{Kind: "user", ID: "a", Reason: "x", For: "-1h"}, {Kind: "user", ID: "a", Reason: "x", For: "ever"}, {Kind: "user", ID: "a", Reason: "x", For: "999999h"},
-		{Kind: "route", ID: "r", Issuer: "https://i", Reason: "x"},
+		{Kind: "route", ID: "r", Issuer: "https://i", Reason: "x"}, {Kind: "user", ID: "a", Reason: "x", For: "1ns"},
 	} {
 		if code, f := w.ask("eu-west", "POST", "/v1/denials", bad, nil); code != 400 {
 			t.Errorf("%+v: %d %v", bad, code, f)
@@ -456,6 +462,30 @@ func TestDenialsThatCannotBeAreRefused(t *testing.T) {
 	hear(report.Busy{Requests: 10, Routes: map[string]uint64{"all": 10}})
 	if code, f := w.ask("eu-west", "POST", "/v1/denials", DenyRequest{Kind: "route", ID: "all", Reason: "x", Confirm: true}, nil); code != 200 {
 		t.Errorf("confirmed: %d %+v", code, f)
+	}
+}
+
+// Who mistypes in a hurry is told so, and what was denied under other words is named.
+func TestDenialsOfWhatNobodyKnowsWarn(t *testing.T) {
+	t.Parallel()
+	w := quiet(t)
+	w.publishRoutes("eu-west", 2)
+	w.eventually("the version is known", 5*time.Second, func() bool { return w.regions["eu-west"].c.liveNumber() > 0 })
+	for id, want := range map[string]bool{"r0": false, "r00": true} {
+		var d Denied
+		if code, f := w.ask("eu-west", "POST", "/v1/denials", DenyRequest{Kind: "route", ID: id, Reason: "x", Confirm: true}, &d); code != 200 || strings.Contains(strings.Join(d.Warnings, " "), "has no route "+id) != want {
+			t.Errorf("%s: %d %v %q", id, code, f, d.Warnings)
+		}
+	}
+	var d Denied
+	if _, f := w.ask("eu-west", "POST", "/v1/denials", DenyRequest{Kind: "key", ID: "sha256:0123456789abcdef", Reason: "x"}, &d); f != nil || !strings.Contains(strings.Join(d.Warnings, " "), "has no key") {
+		t.Errorf("%v %q", f, d.Warnings)
+	}
+	if _, f := w.ask("eu-west", "POST", "/v1/denials", DenyRequest{Kind: "user", ID: "ann", Issuer: "https://i", Reason: "x"}, &d); f != nil {
+		t.Fatal(f)
+	}
+	if code, f := w.ask("eu-west", "POST", "/v1/denials:remove", DenyRequest{Kind: "user", ID: "ann", Reason: "x"}, nil); code != 404 || !strings.Contains(f.Detail, "issuer https://i everywhere") {
+		t.Errorf("%d %v", code, f)
 	}
 }
 

@@ -33,8 +33,8 @@ func (c *Controller) postVersion(r *call) (any, error) {
 	if len(req.Files) == 0 || len(req.Files) > maxFiles {
 		return nil, badRequest("1…%d files are needed, not %d", maxFiles, len(req.Files))
 	}
-	if len(req.Message) > maxReason {
-		return nil, badRequest("the message has more than %d bytes", maxReason)
+	if err := words("message", req.Message); err != nil {
+		return nil, err
 	}
 	allow, err := c.allow(req.AllowUpstreams)
 	if err != nil {
@@ -214,6 +214,9 @@ func (c *Controller) postRollback(r *call) (any, error) {
 	}
 	req, err := body[RollbackRequest](r)
 	if err != nil {
+		return nil, err
+	}
+	if err := words("message", req.Message); err != nil {
 		return nil, err
 	}
 	content, rec, err := c.content(r.Context(), n)

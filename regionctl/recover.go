@@ -78,8 +78,8 @@ func (c *Controller) postRecovery(r *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(req.Reason) > maxReason {
-		return nil, badRequest("the reason has more than %d bytes", maxReason)
+	if err := words("reason", req.Reason); err != nil {
+		return nil, err
 	}
 	for range maxContest {
 		answer, err := c.recover(r, req)

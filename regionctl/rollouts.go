@@ -372,8 +372,8 @@ func (c *Controller) postRolloutOrder(r *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(req.Reason) > maxReason {
-		return nil, badRequest("the reason has more than %d bytes", maxReason)
+	if err := words("reason", req.Reason); err != nil {
+		return nil, err
 	}
 	for range maxContest {
 		d, err := c.orderRollout(r, rollout.Order{Kind: rollout.OrderKind(verb), By: r.who, Reason: req.Reason}, req.DryRun)

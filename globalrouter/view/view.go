@@ -266,7 +266,7 @@ func (j *judge) ordered(i int) (share int, closed bool, why string) {
 		end = j.in.Orders[at].Started.Add(j.in.Orders[at].Over)
 	}
 	for _, e := range j.in.Orders {
-		if e.Cell != cell.ID || j.now.Before(e.Started) {
+		if e.Cell != cell.ID {
 			continue
 		}
 		n := 0
@@ -302,7 +302,7 @@ func (j *judge) beyond(e cells.Evacuation) int {
 func (j *judge) alone(e cells.Evacuation) int {
 	switch e.State(j.now, j.cfg.Ramp) {
 	case cells.Evacuating:
-		return gone(j.now.Sub(e.Started), e.Over) / 16
+		return gone(e.Age(j.now), e.Over) / 16
 	case cells.Evacuated:
 		return steer.Slots
 	case cells.Restoring:

@@ -30,6 +30,7 @@ import (
 	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/denylist"
 	"github.com/cellgate/cellgate/globalrouter/steer"
+	"github.com/cellgate/cellgate/internal/durable"
 	"github.com/cellgate/cellgate/nodeapi"
 	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/report"
@@ -99,6 +100,7 @@ type Agent struct {
 	activated time.Time
 	refused   verdict
 	kept      []signedList // what orders were merged from
+	overrides durable.Keeper
 }
 
 // order is the place of a target in the sequence of all targets.
@@ -142,10 +144,12 @@ func New(opt Options) (*Agent, error) {
 	if err != nil {
 		a.log.Error("the record of stored snapshots is damaged; trying what lies on disk", "error", err)
 		a.shelf.state.Good = a.sortStrays(a.shelf.strays(time.Now()))
+		a.placeByTarget()
 	}
 	a.shelf.clearLeftovers()
 	a.denied = newDenials(a, time.Now())
 	a.steer = newSteering(a)
+	a.overrides = newOverrides(a)
 	a.applied = order{a.shelf.state.Epoch, a.shelf.state.Number}
 	a.seen = a.applied
 	a.client = nodeapi.NewClient(nodeapi.Options{
@@ -244,6 +248,8 @@ func (a *Agent) follow(ctx context.Context) error {
 	defer probation.Stop()
 	defer retry.Stop()
 	defer copies.Stop()
+	unstored := time.NewTicker(time.Second)
+	defer unstored.Stop()
 	var last *arrival
 	pause := copyPause
 	for {
@@ -260,6 +266,9 @@ func (a *Agent) follow(ctx context.Context) error {
 				pause = min(2*pause, maxCopyPause)
 			}
 			probation.Reset(time.Until(a.activated.Add(a.opt.Probation)))
+			continue
+		case now := <-unstored.C:
+			a.overrides.Retry(now)
 			continue
 		case <-a.poke:
 		case <-retry.C:

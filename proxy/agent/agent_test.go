@@ -279,6 +279,29 @@ func shardsOf(t *testing.T, dir string, one slot) (digests []string) {
 	return digests
 }
 
+// What the state file has forgotten the stored target knows: the node goes back for nobody, and limits are divided as before.
+func TestADamagedStateFileTakesNothingBack(t *testing.T) {
+	w := newWorld(t)
+	w.ctl.start(t)
+	dir := t.TempDir()
+	p := w.node(dir)
+	old := w.ctl.target(2, 8, w.ctl.publish(4, "b", 30))
+	w.ctl.post(target(w.ctl.target(2, 9, w.ctl.publish(5, "a", 30))))
+	w.ctl.ack(2, 9)
+	p.stop()
+	must(t, os.WriteFile(filepath.Join(dir, "state.json"), []byte(`{"form":7}`), 0o600))
+	q := w.node(dir)
+	if s := q.Status(); q.serving() != 5 || s.Epoch != 2 || s.Number != 9 || q.share != 2 {
+		t.Errorf("serving %d: %+v", q.serving(), s)
+	}
+	w.ctl.post(target(old))
+	w.ctl.post(target(w.ctl.target(2, 10, w.ctl.publish(6, "c", 30))))
+	w.ctl.ack(2, 10)
+	if s := q.Status(); s.Snapshot.Served != 6 {
+		t.Errorf("%+v", s)
+	}
+}
+
 func TestTheDiskKeepsThreeGoodSnapshotsAndTheCandidate(t *testing.T) {
 	w := newWorld(t)
 	w.ctl.start(t)

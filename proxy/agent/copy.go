@@ -119,18 +119,34 @@ func (a *Agent) keepTarget(envelope []byte) {
 	}
 }
 
-// loadTarget takes the stored target up again if it is the one that the state on disk came from and that is served.
-func (a *Agent) loadTarget() {
+// storedTarget is the target that keepTarget has stored.
+func (a *Agent) storedTarget() (t rollout.Target, envelope []byte, ok bool) {
 	envelope, err := os.ReadFile(a.shelf.path("target"))
 	if err != nil {
-		return
+		return t, nil, false
 	}
 	payload, err := trust.Payload(trust.KindTarget, envelope)
-	if err != nil {
+	if err != nil || json.Unmarshal(payload, &t) != nil {
+		return t, nil, false
+	}
+	return t, envelope, true
+}
+
+// placeByTarget takes what a damaged state file has forgotten from the stored target: the place in the sequence of all
+// targets, below which the node must not go, and the share of the limits.
+func (a *Agent) placeByTarget() {
+	t, _, ok := a.storedTarget()
+	if _, ours := t.For(a.opt.ID); !ok || !ours {
 		return
 	}
-	var t rollout.Target
-	if json.Unmarshal(payload, &t) != nil || t.Epoch != a.shelf.state.Epoch || t.Number != a.shelf.state.Number {
+	st := &a.shelf.state
+	st.Epoch, st.Number, st.Head, st.Share = t.Epoch, t.Number, t.Head, max(t.Share[a.opt.ID.Cell()], 1)
+}
+
+// loadTarget takes the stored target up again if it is the one that the state on disk came from and that is served.
+func (a *Agent) loadTarget() {
+	t, envelope, ok := a.storedTarget()
+	if !ok || t.Epoch != a.shelf.state.Epoch || t.Number != a.shelf.state.Number {
 		return
 	}
 	if v, ok := t.For(a.opt.ID); ok && v.Manifest == a.serving {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -24,7 +25,7 @@ const maxSigners = 4
 // Lists are united, never replaced: what one controller doesn't know of, another may.
 type denials struct {
 	id     cells.NodeID
-	file   string
+	disk   durable.Keeper // owned by the loop
 	verify func(envelope []byte, at time.Time) (payload []byte, by trust.Identity, err error)
 	apply  func(*denylist.Set)
 	log    *slog.Logger
@@ -42,9 +43,10 @@ type denials struct {
 	next time.Time // when the next entry expires
 }
 
-// signedBy is the newest list of one controller as it was signed.
+// signedBy is a list of one controller as it was signed, at At by its clock.
 type signedBy struct {
 	By       cells.NodeID `json:"by"`
+	At       time.Time    `json:"at,omitzero"`
 	Digest   string       `json:"digest"`
 	Accepted time.Time    `json:"accepted"`
 	Envelope []byte       `json:"envelope"`
@@ -60,7 +62,14 @@ const denialsForm = 1
 
 func newDenials(a *Agent, now time.Time) *denials {
 	return &denials{
-		id: a.opt.ID, file: a.shelf.path("denylist.json"), apply: a.opt.Deny, log: a.log, poke: make(chan struct{}, 1), fresh: now,
+		id: a.opt.ID, apply: a.opt.Deny, log: a.log, poke: make(chan struct{}, 1), fresh: now,
+		disk: durable.Keeper{
+			Path: a.shelf.path("denylist.json"),
+			Failed: func(err error) {
+				a.log.Error("denylist not stored; until it is, a restart loses what a controller does not say again", "error", err)
+			},
+			Done: func() { a.log.Info("the denylist is stored again") },
+		},
 		verify: func(envelope []byte, at time.Time) ([]byte, trust.Identity, error) {
 			return a.opt.Roots.Verify(trust.KindDenylist, envelope, at, trust.RoleController)
 		},
@@ -92,6 +101,7 @@ func (d *denials) run(ctx context.Context) error {
 			d.takeAll(time.Now())
 		case <-tick.C:
 			d.watch(time.Now())
+			d.disk.Retry(time.Now())
 		}
 	}
 }
@@ -113,9 +123,7 @@ func (d *denials) takeAll(now time.Time) {
 		return
 	}
 	d.put(now)
-	if err := durable.WriteForm(d.file, storedDenials{denialsForm, d.kept}); err != nil {
-		d.log.Error("denylist not stored; it is lost on a restart until a controller says it again", "error", err)
-	}
+	d.disk.Put(storedDenials{denialsForm, slices.Clone(d.kept)}, now)
 }
 
 // take looks at one envelope; news says that it carried a list which this node didn't have.
@@ -131,34 +139,29 @@ func (d *denials) take(s signedBy, now time.Time) (news bool, err error) {
 	if list.Region != d.id.Region() {
 		return false, fmt.Errorf("agent: the denylist of region %q is not for us", list.Region)
 	}
-	s.By, s.Digest = by.ID, list.Digest
-	have := d.signed(s.By)
-	if have >= 0 && d.kept[have].Digest == s.Digest {
+	s.By, s.Digest, s.At = by.ID, list.Digest, list.At
+	if slices.ContainsFunc(d.kept, func(k signedBy) bool { return k.By == s.By && k.Digest == s.Digest }) {
 		d.confirm(now)
 		return false, nil
 	}
 	if list.Beat {
 		return false, nil // its list is on the way, and fresh only then
 	}
-	if have >= 0 {
-		d.kept = append(d.kept[:have], d.kept[have+1:]...)
-	}
-	d.kept = append(d.kept, s)
-	d.kept = d.kept[max(0, len(d.kept)-maxSigners):]
 	d.confirm(now)
 	d.mu.Lock()
+	before := denylist.Digest(d.entries)
 	d.entries = denylist.Current(denylist.Unite(d.entries, list.Entries), now)
+	news = denylist.Digest(d.entries) != before
 	d.mu.Unlock()
-	return true, nil
-}
-
-func (d *denials) signed(by cells.NodeID) int {
-	for i, k := range d.kept {
-		if k.By == by {
-			return i
-		}
+	later := func(k signedBy) bool { return k.By == s.By && k.At.After(s.At) }
+	if !news && slices.ContainsFunc(d.kept, later) {
+		return false, nil // overtaken on its way by the one that followed it
 	}
-	return -1
+	// What followed stays beside one that brings news all the same: the signer's clock was set back.
+	d.kept = slices.DeleteFunc(d.kept, func(k signedBy) bool { return k.By == s.By && !k.At.After(s.At) })
+	d.kept = append(d.kept, s)
+	d.kept = d.kept[max(0, len(d.kept)-maxSigners):]
+	return true, nil
 }
 
 func (d *denials) confirm(now time.Time) {
@@ -211,7 +214,7 @@ func (d *denials) status(now time.Time) (entries int, age time.Duration) {
 // load brings back what was known before the restart. The list is not fresh by that.
 func (d *denials) load(now time.Time) {
 	var stored storedDenials
-	_, err := durable.ReadForm(d.file, denialsForm, &stored)
+	_, err := durable.ReadForm(d.disk.Path, denialsForm, &stored)
 	for _, l := range stored.Lists {
 		_, unusable := d.take(l, now)
 		err = errors.Join(err, unusable)

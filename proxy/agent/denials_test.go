@@ -10,6 +10,7 @@ import (
 
 	"github.com/cellgate/cellgate/denylist"
 	"github.com/cellgate/cellgate/nodeapi"
+	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/trust"
 )
 
@@ -45,6 +46,45 @@ func TestADenialReachesTheNodeAndOutlivesItsRestart(t *testing.T) {
 	n, set = w.denying(dir)
 	if !set.Load().User("i", "ann") || set.Load().User("i", "bob") || n.Status().Denied != 1 {
 		t.Fatalf("after a restart without a controller: %+v", n.Status())
+	}
+}
+
+// Lists of one controller may overtake each other on two paths, and its clock may be set back: whatever was denied is denied
+// after a restart as well.
+func TestOvertakenListsForgetNothingOverARestart(t *testing.T) {
+	w, now := newWorld(t), time.Now()
+	ann, bob, cid := denial("ann", false, now), denial("bob", false, now), denial("cid", false, now)
+	list := func(at time.Duration, entries ...denylist.Entry) denylist.List {
+		return denylist.NewList("eu-west", entries, now.Add(at))
+	}
+	for name, lists := range map[string][]denylist.List{
+		"overtaken":      {list(2*time.Second, ann, bob, cid), list(time.Second, ann)},
+		"in order":       {list(time.Second, ann), list(2*time.Second, ann, bob, cid)},
+		"clock set back": {list(time.Hour, ann, bob), list(0, ann, bob, cid), list(time.Second, ann, bob, cid)},
+		"removed":        {list(time.Hour, ann, bob, cid, denial("dan", false, now)), list(0, ann, bob, cid, denial("dan", true, now.Add(time.Second)))},
+	} {
+		dir := t.TempDir()
+		var set atomic.Pointer[denylist.Set]
+		open := func() *denials {
+			a, err := New(Options{ID: node, Dir: dir, Roots: w.roots, Apply: func(*program.Program, int) error { return nil }, Deny: set.Store})
+			must(t, err)
+			a.denied.load(now)
+			return a.denied
+		}
+		d := open()
+		for _, l := range lists {
+			d.receive(w.ctl.denylist(w.ctl.signer, l).GetDenylist().GetEnvelope())
+			d.takeAll(now)
+		}
+		d = open()
+		for _, who := range []string{"ann", "bob", "cid"} {
+			if !set.Load().User("i", who) {
+				t.Errorf("%s: %s is let in after a restart", name, who)
+			}
+		}
+		if set.Load().User("i", "dan") || len(d.kept) > 2 {
+			t.Errorf("%s: %d lists are kept", name, len(d.kept))
+		}
 	}
 }
 

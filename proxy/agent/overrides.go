@@ -30,6 +30,16 @@ const (
 	maxOrders = 1024 // of one node; beyond it the ones that end first are forgotten
 )
 
+func newOverrides(a *Agent) durable.Keeper {
+	return durable.Keeper{
+		Path: a.shelf.path("overrides.json"),
+		Failed: func(err error) {
+			a.log.Error("evacuations not stored; until they are, they are lost on a restart", "error", err)
+		},
+		Done: func() { a.log.Info("the evacuations are stored again") },
+	}
+}
+
 // mergeOverrides looks at the lists that arrived, keeps them on disk and acts on them.
 func (a *Agent) mergeOverrides(now time.Time) {
 	a.mu.Lock()
@@ -44,9 +54,7 @@ func (a *Agent) mergeOverrides(now time.Time) {
 			a.log.Warn("list of evacuations refused", "error", err)
 		}
 	}
-	if err := durable.WriteForm(a.shelf.path("overrides.json"), storedLists{listsForm, a.kept}); err != nil {
-		a.log.Error("evacuations not stored; they are lost on a restart", "error", err)
-	}
+	a.overrides.Put(storedLists{listsForm, slices.Clone(a.kept)}, now)
 	a.judgeEvacuation(now)
 }
 
@@ -75,8 +83,9 @@ func (a *Agent) mergeList(l signedList, now time.Time) error {
 	}
 	a.orders = merge(before, list, now)
 	if own || !reflect.DeepEqual(before, a.orders) {
-		a.kept = append(a.kept, l)
-		a.kept = a.kept[max(0, len(a.kept)-maxLists):]
+		if a.kept = append(a.kept, l); len(a.kept) > maxLists {
+			a.kept = slices.Delete(a.kept, 1, 2) // the first is the own region's, if it has spoken: nobody else says all of it
+		}
 	}
 	return nil
 }
@@ -97,7 +106,7 @@ func (a *Agent) judgeEvacuation(now time.Time) {
 	var since time.Time
 	forward := true
 	for _, e := range a.orders {
-		if e.Cell == a.opt.ID.Cell() && e.Standing(now) && !now.Before(e.Started) {
+		if e.Cell == a.opt.ID.Cell() && e.Standing(now) {
 			on, why = true, e.Reason
 			forward = forward && !e.NoForward
 			if e.Started.After(since) {
@@ -117,7 +126,7 @@ func (a *Agent) judgeEvacuation(now time.Time) {
 // loadOverrides brings back what was known before the restart.
 func (a *Agent) loadOverrides(now time.Time) {
 	var stored storedLists
-	_, err := durable.ReadForm(a.shelf.path("overrides.json"), listsForm, &stored)
+	_, err := durable.ReadForm(a.overrides.Path, listsForm, &stored)
 	for _, l := range stored.Lists {
 		err = errors.Join(err, a.mergeList(l, now))
 	}

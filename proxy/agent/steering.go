@@ -20,7 +20,7 @@ import (
 // steering is what the node knows of where clients belong: the topology always, the plan while its own cell is evacuated.
 // Its loop is its own, so that it never waits for a snapshot that is being fetched.
 type steering struct {
-	file  string
+	disk  durable.Keeper // owned by the loop
 	roots *trust.Roots
 	tell  func(*cells.Topology, *steer.Plan) error
 	log   *slog.Logger
@@ -54,7 +54,16 @@ type storedSteering struct {
 const steeringForm = 1
 
 func newSteering(a *Agent) *steering {
-	return &steering{file: a.shelf.path("steering.json"), roots: a.opt.Roots, tell: a.opt.Steer, log: a.log, poke: make(chan struct{}, 1), kept: storedSteering{Form: steeringForm}}
+	return &steering{
+		roots: a.opt.Roots, tell: a.opt.Steer, log: a.log, poke: make(chan struct{}, 1), kept: storedSteering{Form: steeringForm},
+		disk: durable.Keeper{
+			Path: a.shelf.path("steering.json"),
+			Failed: func(err error) {
+				a.log.Error("topology and plan not stored; until they are, they are missing after a restart until a controller answers", "error", err)
+			},
+			Done: func() { a.log.Info("topology and plan are stored again") },
+		},
+	}
 }
 
 // receive keeps what arrived for the loop; the newest suffices.
@@ -99,6 +108,7 @@ func (s *steering) run(ctx context.Context) error {
 		case <-s.poke:
 			s.step(time.Now())
 		case now := <-tick.C:
+			s.disk.Retry(now)
 			if s.drifted(now) {
 				s.step(now)
 			}
@@ -132,7 +142,7 @@ func (s *steering) step(now time.Time) {
 		changed = s.note("plan", s.takePlan(signedList{now, plan})) || changed
 	}
 	if changed {
-		s.save()
+		s.disk.Put(s.kept, now)
 	}
 	var follow *steer.Plan
 	if forward && !since.IsZero() {
@@ -241,16 +251,10 @@ func (s *steering) forwards() uint64 {
 	return s.forwardsByPlan
 }
 
-func (s *steering) save() {
-	if err := durable.WriteForm(s.file, s.kept); err != nil {
-		s.log.Error("topology and plan not stored; they are missing after a restart until a controller answers", "error", err)
-	}
-}
-
 // load brings back what was known before the restart. It comes before the orders are loaded.
 func (s *steering) load() {
 	var stored storedSteering
-	found, err := durable.ReadForm(s.file, steeringForm, &stored)
+	found, err := durable.ReadForm(s.disk.Path, steeringForm, &stored)
 	if err == nil && stored.Topology.Envelope != nil {
 		err = s.takeTopology(stored.Topology)
 	}

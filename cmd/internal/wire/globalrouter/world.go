@@ -50,7 +50,10 @@ func inWorld(ctx context.Context, file string, log *slog.Logger) error {
 	agent := &globalrouter.Agent{
 		Dir: filepath.Join(boot.DataDir, "plans"), Zone: zone, Server: server, Log: log,
 		Verify: func(envelope []byte, now time.Time) ([]byte, error) {
-			payload, _, err := roots.Verify("plan", envelope, now, trust.RoleController)
+			if now.IsZero() {
+				now = trust.Until(envelope)
+			}
+			payload, _, err := roots.Verify(trust.KindPlan, envelope, now, trust.RoleController)
 			return payload, err
 		},
 	}

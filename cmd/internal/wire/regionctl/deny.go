@@ -88,8 +88,8 @@ func denyChange(w *where, verb, path, short, example string) *cobra.Command {
 			if strings.TrimSpace(req.Reason) == "" {
 				return usage(errors.New("--reason WHY is required"))
 			}
-			if life < 0 {
-				return usage(errors.New("--for must not be negative"))
+			if life < 0 || life == 0 && cmd.Flags().Changed("for") {
+				return usage(errors.New("--for must be longer than nothing"))
 			}
 			if life > 0 {
 				req.For = life.String()

@@ -4,9 +4,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
@@ -75,9 +78,28 @@ func row(t *tabwriter.Writer, columns ...any) {
 		if i > 0 {
 			fmt.Fprint(t, "\t")
 		}
-		fmt.Fprint(t, c)
+		fmt.Fprint(t, printable(fmt.Sprint(c)))
 	}
 	fmt.Fprintln(t)
+}
+
+// printable shows what is no ordinary text as an escape: reasons and subjects are other people's words, and a terminal
+// obeys some of them.
+func printable(s string) string {
+	odd := func(r rune) bool { return r == utf8.RuneError || !unicode.IsGraphic(r) }
+	if !strings.ContainsFunc(s, odd) {
+		return s
+	}
+	var b strings.Builder
+	for _, r := range s {
+		if odd(r) {
+			q := strconv.QuoteRuneToASCII(r)
+			b.WriteString(q[1 : len(q)-1])
+			continue
+		}
+		b.WriteRune(r)
+	}
+	return b.String()
 }
 
 func number(v *float64, format string) string {
