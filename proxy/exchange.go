@@ -37,8 +37,10 @@ type Exchange struct {
 	Parked bool // at least once
 
 	// Written by: admit.
-	id       [32]byte
-	table    *table
+	id    [32]byte
+	table *table
+	// Tunnel: the client asks for WebSocket, and gets it if the upstream agrees.
+	Tunnel   bool
 	Deadline time.Time // of the whole exchange; routing sets it
 
 	// Written by: clientDeadline.
@@ -74,6 +76,7 @@ type Exchange struct {
 	BytesIn   int64
 	BytesOut  int64
 	Truncated bool
+	Opened    time.Time // when the connection left HTTP for a tunnel
 	// Stayed: it was to go to another cell, which could not be had, and is served here.
 	Stayed bool
 
@@ -111,7 +114,8 @@ const maxExtra = 11
 // reset forgets the last request but keeps buffers.
 func (x *Exchange) reset() {
 	x.at, x.wait, x.Parked = 0, nil, false
-	x.table, x.Deadline, x.asked, x.grpcTimeout = nil, time.Time{}, 0, false
+	x.table, x.Tunnel, x.Opened = nil, false, time.Time{}
+	x.Deadline, x.asked, x.grpcTimeout = time.Time{}, 0, false
 	x.host, x.path, x.query = "", "", ""
 	x.match, x.credentials, x.identity = program.Match{}, Credentials{}, Identity{}
 	x.Pool, x.Machine = nil, retry.Machine{}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/cellgate/cellgate/proxy/http1"
+	"github.com/cellgate/cellgate/proxy/websocket"
 	"github.com/cellgate/cellgate/reason"
 )
 
@@ -36,7 +37,10 @@ func (x *Exchange) AppendRequest(dst []byte, length int64, now time.Time) []byte
 		dst = append(dst, "Grpc-Timeout: "...)
 		dst = append(strconv.AppendInt(dst, left, 10), "m\r\n"...)
 	}
-	if x.wantsTrailers() {
+	switch {
+	case x.Tunnel:
+		dst = append(dst, websocket.Switch...)
+	case x.wantsTrailers():
 		dst = append(dst, "TE: trailers\r\nConnection: TE\r\n"...)
 	}
 	switch {
@@ -58,6 +62,11 @@ func (x *Exchange) appendForwarding(dst []byte) []byte {
 		dst = append(dst, "X-Forwarded-Proto: http\r\n"...)
 	}
 	return http1.AppendLine(dst, "X-Forwarded-Host", x.Request.Authority())
+}
+
+// Switched says whether the answer takes the connection out of HTTP, as the client has asked.
+func (x *Exchange) Switched(res *http1.Response) bool {
+	return x.Tunnel && websocket.Accepted(res, &x.Request)
 }
 
 // wantsTrailers: of TE only "trailers" passes, which gRPC insists on.

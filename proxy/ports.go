@@ -72,7 +72,8 @@ type Recorder interface {
 // Record is what one exchange came to. Its strings may point into request buffers: valid during the call only.
 type Record struct {
 	Start     time.Time
-	Total     time.Duration // whole exchange as the client saw it
+	Total     time.Duration // whole exchange as the client saw it; of a tunnel its opening
+	Open      time.Duration // how long a tunnel stood
 	Upstream  time.Duration // of it, waiting for and reading from the upstream
 	RequestID string
 	Peer      netip.Addr
@@ -94,8 +95,8 @@ type Record struct {
 	Attempts   int    // requests sent upstream
 	User       string
 	Consumer   string
-	BytesIn    int64 // request body
-	BytesOut   int64 // response body
+	BytesIn    int64 // request body, or what went through a tunnel from the client
+	BytesOut   int64 // response body, or what went through a tunnel to the client
 	Truncated  bool  // the body ended before its end
 	// Handed: another cell had it, named by UpstreamID, and counts it. Stayed: none could be had, so it was served here.
 	Handed, Stayed bool

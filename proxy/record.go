@@ -13,6 +13,9 @@ func (x *Exchange) record(now time.Time) {
 		TLS: x.TLS, Method: text(x.Request.Method()), Host: x.host, Path: string(x.path), Status: x.Status, Reason: x.Reason,
 		Tenant: x.match.Tenant, Attempts: x.Attempts, User: x.identity.User, Consumer: x.identity.Consumer,
 		BytesIn: x.BytesIn, BytesOut: x.BytesOut, Truncated: x.Truncated, Handed: x.handed, Stayed: x.Stayed, Via: x.Via, Cold: x.Cold || x.Parked || x.credentials.Fresh}
+	if !x.Opened.IsZero() {
+		r.Total, r.Open = x.Opened.Sub(x.Start), now.Sub(x.Opened)
+	}
 	if x.Reason != reason.None {
 		r.Status = x.Reason.Status()
 	}

@@ -38,7 +38,8 @@ type Server struct {
 
 	// Written by: engines.
 	Connections atomic.Int64
-	InFlight    atomic.Int64
+	InFlight    atomic.Int64 // tunnels too
+	Tunnels     atomic.Int64
 	Requests    atomic.Uint64
 }
 
@@ -138,13 +139,14 @@ type Stats struct {
 	Leaving     bool
 	Connections int64
 	InFlight    int64
+	Tunnels     int64
 	Requests    uint64
 	Upstreams   []upstream.Stats
 }
 
 // Snapshot reads the numbers.
 func (s *Server) Snapshot() Stats {
-	st := Stats{Ready: s.Ready(), Leaving: s.Leaving(), Connections: s.Connections.Load(), InFlight: s.InFlight.Load(),
+	st := Stats{Ready: s.Ready(), Leaving: s.Leaving(), Connections: s.Connections.Load(), InFlight: s.InFlight.Load(), Tunnels: s.Tunnels.Load(),
 		Requests: s.Requests.Load(), Upstreams: s.pools.Stats(time.Now())}
 	if p := s.Program(); p != nil {
 		st.Snapshot, st.Checksum = p.Number, p.Checksum

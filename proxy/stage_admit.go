@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"math/rand/v2"
 
+	"github.com/cellgate/cellgate/proxy/websocket"
 	"github.com/cellgate/cellgate/reason"
 	"github.com/cellgate/cellgate/snapshot"
 )
@@ -26,8 +27,10 @@ func admit(x *Exchange) Verdict {
 		return x.refuse(reason.ConnectRefused)
 	}
 	if x.Request.Upgrade {
-		x.Closing = true
-		return x.refuse(reason.UpgradeRefused)
+		x.Closing = true // whatever the answer: nobody reads a request behind a handshake (CASES G9)
+		if x.Tunnel = websocket.Offered(&x.Request); !x.Tunnel {
+			return x.refuse(reason.UpgradeRefused)
+		}
 	}
 	if string(x.Request.Target()) == ReadyPath {
 		return x.probe()

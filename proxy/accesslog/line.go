@@ -39,6 +39,9 @@ func (s *scratch) write(r *proxy.Record) []byte {
 	}
 	b = text(b, "id", r.RequestID, maxWord)
 	b = millis(b, "ms", r.Total)
+	if r.Open > 0 {
+		b = millis(b, "open_ms", r.Open)
+	}
 	if r.Attempts > 0 {
 		b = millis(b, "upstream_ms", r.Upstream)
 		b = number(b, "attempts", int64(r.Attempts))

@@ -37,6 +37,11 @@ type Options struct {
 	// LeaveOver is the time over which the connections of a node that is being left are asked to leave, each at a moment of
 	// its own, so that their clients' handshakes don't come all at once; a new connection lives about as long. 2 s.
 	LeaveOver time.Duration
+	// TunnelIdle is how long a WebSocket connection may pass nothing either way; 5 min. A ping is enough. Once one direction
+	// has ended, a tenth of it.
+	TunnelIdle time.Duration
+	// TunnelAge is the age, give or take a fifth, at which a WebSocket client is asked to connect anew; 1 h.
+	TunnelAge time.Duration
 	// MaxConnections bounds client connections; a new one beyond it is closed at once. 0 is two fifths of the process's
 	// descriptors: an exchange may need two.
 	MaxConnections int64
@@ -54,6 +59,8 @@ func (o Options) OrDefault() Options {
 	set(&o.HeaderTime, 10*time.Second)
 	set(&o.MaxAge, 5*time.Minute)
 	set(&o.LeaveOver, 2*time.Second)
+	set(&o.TunnelIdle, 5*time.Minute)
+	set(&o.TunnelAge, time.Hour)
 	if o.MaxConnections == 0 {
 		o.MaxConnections = descriptors() * 2 / 5
 	}
@@ -95,12 +102,14 @@ type Engine struct {
 	mu     sync.Mutex
 	conns  map[*conn]struct{}
 	cutOff bool // the hard stop is over
+
+	tunnels map[*tunnel]struct{}
 }
 
 // New makes an engine for a server.
 func New(s *proxy.Server, o Options) *Engine {
 	o = o.OrDefault()
-	e := &Engine{server: s, opts: o, conns: map[*conn]struct{}{}}
+	e := &Engine{server: s, opts: o, conns: map[*conn]struct{}{}, tunnels: map[*tunnel]struct{}{}}
 	e.h2.init(e)
 	return e
 }
@@ -174,6 +183,9 @@ func (e *Engine) leave(idle time.Duration) {
 	for c := range e.conns {
 		c.ageBy(now.Add(rand.N(over + 1)))
 		c.hurry(now.Add(idle))
+	}
+	for t := range e.tunnels {
+		t.leave(e.tunnelEnd(now))
 	}
 	e.mu.Unlock()
 	if over == 0 {

@@ -49,6 +49,9 @@ func forward(x *proxy.Exchange, cl client) (clean bool) {
 	if f.full {
 		x.BytesIn = int64(len(f.body))
 	}
+	if x.Tunnel && !leavesHTTP(cl) {
+		return f.fail(reason.UpgradeRefused)
+	}
 	if f.now = x.Start; !f.full || len(f.body) > 0 || x.Parked {
 		f.now = time.Now()
 	}
@@ -239,6 +242,8 @@ func (f *forwarding) await(deadline time.Time) (retry.Result, reason.Reason) {
 				return retry.Stale, reason.UpstreamInvalid
 			}
 			return retry.Answered, reason.None
+		case err == nil && f.x.Switched(&f.conn.Response):
+			return retry.Answered, reason.None
 		case err == nil:
 			if interims++; interims > relay.MaxInterims || f.conn.Response.Status == 101 {
 				return retry.Invalid, reason.UpstreamInvalid
@@ -316,6 +321,9 @@ func answer(x *proxy.Exchange, cl client, read bool) bool {
 func (f *forwarding) deliver() bool {
 	res := &f.conn.Response
 	f.x.Answered(res)
+	if res.Status == 101 {
+		return f.tunnel()
+	}
 	kind, length, none := relay.Answer(res, f.x.Head())
 	f.x.Closing = f.x.Closing || !f.full && !f.up.soon()
 	f.cl.head(length, none)

@@ -23,6 +23,9 @@ func (a *h1Answer) begin(c *conn) {
 }
 
 func (a *h1Answer) finish(c *conn) {
+	if c.out == nil {
+		return
+	}
 	if cap(*c.out) == outSize {
 		outBuffers.Put(c.out)
 	}

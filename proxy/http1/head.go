@@ -78,6 +78,9 @@ func (h *Head) Only(k Kind) (v []byte, n int) {
 	return v, 1
 }
 
+// Upgrades says whether Connection names Upgrade.
+func (h *Head) Upgrades() bool { return h.upgrade }
+
 // Find returns the value of the first field with this lower-case name.
 func (h *Head) Find(name string) ([]byte, bool) {
 	for i := range h.fields[:h.n] {

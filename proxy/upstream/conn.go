@@ -160,6 +160,14 @@ func (c *Conn) ArmWrite(by time.Time) {
 	}
 }
 
+// CloseWrite tells the endpoint that nothing more comes; what it sends can still be read.
+func (c *Conn) CloseWrite() error {
+	if h, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return h.CloseWrite()
+	}
+	return c.Conn.Close()
+}
+
 // quiet looks whether a connection that carries no exchange is open and has nothing to say. Bytes that came before the
 // request was written are no answer to it: taken for one, they would give a client what belongs to another.
 // It costs a system call. Over TLS what was decrypted, or read together with an earlier record, counts too.

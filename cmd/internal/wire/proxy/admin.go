@@ -128,6 +128,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(desc("loop_lag_seconds", "The longest that an event loop took for one turn since this was last read."), lag.Seconds())
 	}
 	gauge(desc("in_flight", "Exchanges under way."), float64(st.InFlight))
+	gauge(desc("tunnels", "Open WebSocket connections, each of which is an exchange under way."), float64(st.Tunnels))
 	gauge(desc("snapshot", "Number of the snapshot that is served."), float64(st.Snapshot))
 	open, pending := desc("upstream_connections", "Open connections to an upstream.", "upstream"), desc("upstream_pending", "Exchanges that wait for a connection.", "upstream")
 	ejected := desc("upstream_ejected", "Endpoints that are out for failing.", "upstream")
