@@ -65,61 +65,65 @@ policies: [{id: jwt, jwt: {issuer: "https://i.example", audience: a, jwks: "http
 // CASES G15: an own answer to a gRPC caller is HTTP 200, trailers only, and the log tells the reason.
 func TestGRPCCallersGetGRPCStatuses(t *testing.T) {
 	each(t, func(t *testing.T, start starter) {
-		gone := listen(t)
-		gone.Close()
-		up := scripted(t, func(_ int, c *raw) {
-			for {
-				req, _, alive := c.request()
-				if !alive || strings.HasPrefix(req.URL.Path, "/hasty") {
-					_, _ = c.r.ReadByte()
-					return
+		each(t, func(t *testing.T, start starter) {
+			gone := listen(t)
+			gone.Close()
+			up := scripted(t, func(_ int, c *raw) {
+				for {
+					req, _, alive := c.request()
+					if !alive || strings.HasPrefix(req.URL.Path, "/hasty") {
+						_, _ = c.r.ReadByte()
+						return
+					}
+					c.send(grpcAnswer)
 				}
-				c.send(grpcAnswer)
+			})
+			w := start(t, up, setup{document: strings.ReplaceAll(grpcDocument, "DEAD", gone.Addr().String())})
+			c := w.grpc()
+			if answer, st, _ := call(t, c, "/few/1"); answer != "abc" || st.Code() != codes.OK {
+				t.Fatalf("%q %v", answer, st)
+			}
+			<-w.logged
+			for method, want := range map[string]struct {
+				code codes.Code
+				why  reason.Reason
+			}{
+				"/few/2":    {codes.ResourceExhausted, reason.RateTenant},
+				"/nowhere":  {codes.Unimplemented, reason.NoRoute},
+				"/gets/1":   {codes.Unimplemented, reason.MethodNotAllowed},
+				"/closed/1": {codes.Unavailable, reason.AuthUnavailable},
+				"/dead/1":   {codes.Unavailable, reason.ConnectFailed},
+				"/hasty/1":  {codes.DeadlineExceeded, reason.UpstreamTimeout},
+			} {
+				_, st, trailer := call(t, c, method)
+				if st.Code() != want.code || st.Message() != want.why.Title() || strings.Join(trailer["x-cellgate-reason"], ",") != want.why.String() {
+					t.Errorf("%s: %v %v", method, st, trailer)
+				}
+				if r := <-w.logged; r.Reason != want.why || r.Status != want.why.Status() || r.RequestID != strings.Join(trailer["x-request-id"], ",") {
+					t.Errorf("%s: %+v", method, r)
+				}
 			}
 		})
-		w := start(t, up, setup{document: strings.ReplaceAll(grpcDocument, "DEAD", gone.Addr().String())})
-		c := w.grpc()
-		if answer, st, _ := call(t, c, "/few/1"); answer != "abc" || st.Code() != codes.OK {
-			t.Fatalf("%q %v", answer, st)
-		}
-		<-w.logged
-		for method, want := range map[string]struct {
-			code codes.Code
-			why  reason.Reason
-		}{
-			"/few/2":    {codes.ResourceExhausted, reason.RateTenant},
-			"/nowhere":  {codes.Unimplemented, reason.NoRoute},
-			"/gets/1":   {codes.Unimplemented, reason.MethodNotAllowed},
-			"/closed/1": {codes.Unavailable, reason.AuthUnavailable},
-			"/dead/1":   {codes.Unavailable, reason.ConnectFailed},
-			"/hasty/1":  {codes.DeadlineExceeded, reason.UpstreamTimeout},
-		} {
-			_, st, trailer := call(t, c, method)
-			if st.Code() != want.code || st.Message() != want.why.Title() || strings.Join(trailer["x-cellgate-reason"], ",") != want.why.String() {
-				t.Errorf("%s: %v %v", method, st, trailer)
-			}
-			if r := <-w.logged; r.Reason != want.why || r.Status != want.why.Status() || r.RequestID != strings.Join(trailer["x-request-id"], ",") {
-				t.Errorf("%s: %+v", method, r)
-			}
-		}
 	})
 }
 
 func TestGRPCOverHTTP1GetsTheSameForm(t *testing.T) {
 	each(t, func(t *testing.T, start starter) {
-		w := start(t, handler(t, echo), setup{})
-		for kind, own := range map[string]bool{"application/grpc": true, "Application/gRPC+proto": true, "application/grpc;x=y": true,
-			"application/grpc-web": false, "application/grpcx": false, "application/json": false} {
-			res, body, err := w.dial().send("POST / HTTP/1.1\r\nHost: b.example\r\nContent-Type: " + kind + "\r\nContent-Length: 0\r\n\r\n").answer("POST")
-			if !own {
-				problem(t, res, body, reason.NoRoute)
-				continue
+		each(t, func(t *testing.T, start starter) {
+			w := start(t, handler(t, echo), setup{})
+			for kind, own := range map[string]bool{"application/grpc": true, "Application/gRPC+proto": true, "application/grpc;x=y": true,
+				"application/grpc-web": false, "application/grpcx": false, "application/json": false} {
+				res, body, err := w.dial().send("POST / HTTP/1.1\r\nHost: b.example\r\nContent-Type: " + kind + "\r\nContent-Length: 0\r\n\r\n").answer("POST")
+				if !own {
+					problem(t, res, body, reason.NoRoute)
+					continue
+				}
+				if err != nil || res.StatusCode != 200 || body != "" || res.Header.Get("Grpc-Status") != "12" || res.Header.Get("Content-Type") != "application/grpc" ||
+					res.Header.Get("Grpc-Message") != reason.NoRoute.Title() || res.Header.Get("X-Cellgate-Reason") != "no_route" {
+					t.Errorf("%s: %d %v %q", kind, res.StatusCode, res.Header, body)
+				}
 			}
-			if err != nil || res.StatusCode != 200 || body != "" || res.Header.Get("Grpc-Status") != "12" || res.Header.Get("Content-Type") != "application/grpc" ||
-				res.Header.Get("Grpc-Message") != reason.NoRoute.Title() || res.Header.Get("X-Cellgate-Reason") != "no_route" {
-				t.Errorf("%s: %d %v %q", kind, res.StatusCode, res.Header, body)
-			}
-		}
+		})
 	})
 }
 
@@ -128,52 +132,56 @@ const grpcAnswer = "HTTP/1.1 200 OK\r\nContent-Type: application/grpc\r\nTransfe
 // CASES G11 and G13: trailers that nobody announced arrive, with a body and without one; te, trailers and the deadline go upstream.
 func TestGRPCTrailersAndDeadlinesPass(t *testing.T) {
 	each(t, func(t *testing.T, start starter) {
-		seen := make(chan http.Header, 3)
-		up := scripted(t, func(_ int, c *raw) {
-			for {
-				req, _, alive := c.request()
-				if !alive {
-					return
+		each(t, func(t *testing.T, start starter) {
+			seen := make(chan http.Header, 3)
+			up := scripted(t, func(_ int, c *raw) {
+				for {
+					req, _, alive := c.request()
+					if !alive {
+						return
+					}
+					seen <- req.Header
+					switch req.URL.Path {
+					case "/any/empty":
+						c.send("HTTP/1.1 200 OK\r\nContent-Type: application/grpc\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nGrpc-Status: 5\r\nGrpc-Message: no such thing\r\nX-More: 1\r\n\r\n")
+					case "/any/only":
+						c.send("HTTP/1.1 200 OK\r\nContent-Type: application/grpc\r\nGrpc-Status: 9\r\nContent-Length: 0\r\n\r\n")
+					default:
+						c.send(grpcAnswer)
+					}
 				}
-				seen <- req.Header
-				switch req.URL.Path {
-				case "/any/empty":
-					c.send("HTTP/1.1 200 OK\r\nContent-Type: application/grpc\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nGrpc-Status: 5\r\nGrpc-Message: no such thing\r\nX-More: 1\r\n\r\n")
-				case "/any/only":
-					c.send("HTTP/1.1 200 OK\r\nContent-Type: application/grpc\r\nGrpc-Status: 9\r\nContent-Length: 0\r\n\r\n")
-				default:
-					c.send(grpcAnswer)
+			})
+			w := start(t, up, setup{document: strings.ReplaceAll(grpcDocument, "DEAD", "127.22.0.1:1")})
+			c := w.grpc()
+			for method, want := range map[string]codes.Code{"/any/empty": codes.NotFound, "/any/only": codes.FailedPrecondition, "/any/full": codes.OK} {
+				answer, st, trailer := call(t, c, method)
+				if st.Code() != want || method == "/any/full" && answer != "abc" || method == "/any/empty" && (st.Message() != "no such thing" || len(trailer["x-more"]) != 1) {
+					t.Errorf("%s: %q %v %v", method, answer, st, trailer)
+				}
+				h := <-seen
+				if h.Get("Te") != "trailers" || !strings.HasSuffix(h.Get("Grpc-Timeout"), "m") || strings.TrimSuffix(h.Get("Grpc-Timeout"), "m") != h.Get("X-Request-Timeout-Ms") {
+					t.Errorf("%s: the upstream got %v", method, h)
 				}
 			}
 		})
-		w := start(t, up, setup{document: strings.ReplaceAll(grpcDocument, "DEAD", "127.22.0.1:1")})
-		c := w.grpc()
-		for method, want := range map[string]codes.Code{"/any/empty": codes.NotFound, "/any/only": codes.FailedPrecondition, "/any/full": codes.OK} {
-			answer, st, trailer := call(t, c, method)
-			if st.Code() != want || method == "/any/full" && answer != "abc" || method == "/any/empty" && (st.Message() != "no such thing" || len(trailer["x-more"]) != 1) {
-				t.Errorf("%s: %q %v %v", method, answer, st, trailer)
-			}
-			h := <-seen
-			if h.Get("Te") != "trailers" || !strings.HasSuffix(h.Get("Grpc-Timeout"), "m") || strings.TrimSuffix(h.Get("Grpc-Timeout"), "m") != h.Get("X-Request-Timeout-Ms") {
-				t.Errorf("%s: the upstream got %v", method, h)
-			}
-		}
 	})
 }
 
 // An answer that breaks off is none, whatever has come of it.
 func TestAGRPCAnswerThatBreaksOffIsAnError(t *testing.T) {
 	each(t, func(t *testing.T, start starter) {
-		up := scripted(t, func(_ int, c *raw) {
-			c.request()
-			_, _ = io.WriteString(c, strings.TrimSuffix(grpcAnswer, "0\r\nGrpc-Status: 0\r\n\r\n"))
+		each(t, func(t *testing.T, start starter) {
+			up := scripted(t, func(_ int, c *raw) {
+				c.request()
+				_, _ = io.WriteString(c, strings.TrimSuffix(grpcAnswer, "0\r\nGrpc-Status: 0\r\n\r\n"))
+			})
+			w := start(t, up, setup{})
+			if answer, st, _ := call(t, w.grpc(), "/any"); st.Code() == codes.OK {
+				t.Fatalf("%q was taken for whole", answer)
+			}
+			if r := <-w.logged; !r.Truncated || r.Status != 200 {
+				t.Fatalf("%+v", r)
+			}
 		})
-		w := start(t, up, setup{})
-		if answer, st, _ := call(t, w.grpc(), "/any"); st.Code() == codes.OK {
-			t.Fatalf("%q was taken for whole", answer)
-		}
-		if r := <-w.logged; !r.Truncated || r.Status != 200 {
-			t.Fatalf("%+v", r)
-		}
 	})
 }

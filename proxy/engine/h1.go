@@ -325,10 +325,9 @@ func headReason(err error) reason.Reason {
 func (c *conn) exchange(drive func(*proxy.Exchange, client) bool) bool {
 	c.e.server.InFlight.Add(1)
 	x := c.x
-	c.prepare()
 	c.body.begin(c)
 	c.answer.begin(c)
-	x.Closing = x.Request.Close || c.isOld(x.Start)
+	x.Closing = x.Closing || x.Request.Close || c.isOld(x.Start)
 	clean := drive(x, c)
 	if c.body.interrupted.Load() {
 		c.readBy = time.Time{}

@@ -1,6 +1,6 @@
 // Package loop is the engine of event loops: a few threads that share nothing, each with its own epoll set, its own
 // listening sockets, its own clients, its own connections to upstreams and its own timers. It drives the same exchanges by
-// the same rules as package engine (see package relay), to which it hands over what it doesn't do itself: HTTP/2, TLS
+// the same rules as package engine (see package relay), to which it hands over what it doesn't do itself: HTTP/2, WebSocket, TLS
 // towards upstreams. Linux only.
 //
 //	e := loop.New(server, loop.Options{Options: engine.Options{Log: log}})

@@ -157,7 +157,7 @@ func (f *flight) park() {
 
 // forward begins to carry the exchange out: with a short body whole, so that it can be sent again.
 func (f *flight) forward() {
-	if !f.x.Pool.Plain() {
+	if f.x.Tunnel || !f.x.Pool.Plain() {
 		f.client.handOver(f)
 		return
 	}
