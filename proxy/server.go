@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cellgate/cellgate/denylist"
+	"github.com/cellgate/cellgate/proxy/http2"
 	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/proxy/upstream"
 	"github.com/cellgate/cellgate/snapshot"
@@ -41,6 +42,7 @@ type Server struct {
 	InFlight    atomic.Int64 // tunnels too
 	Tunnels     atomic.Int64
 	Requests    atomic.Uint64
+	Faults      [http2.Codes]atomic.Uint64 // HTTP/2 connections that were ended for what the client did, by error code
 }
 
 // table is what one snapshot came to on this node. It is immutable.
@@ -141,6 +143,7 @@ type Stats struct {
 	InFlight    int64
 	Tunnels     int64
 	Requests    uint64
+	Faults      [http2.Codes]uint64
 	Upstreams   []upstream.Stats
 }
 
@@ -148,6 +151,9 @@ type Stats struct {
 func (s *Server) Snapshot() Stats {
 	st := Stats{Ready: s.Ready(), Leaving: s.Leaving(), Connections: s.Connections.Load(), InFlight: s.InFlight.Load(), Tunnels: s.Tunnels.Load(),
 		Requests: s.Requests.Load(), Upstreams: s.pools.Stats(time.Now())}
+	for i := range st.Faults {
+		st.Faults[i] = s.Faults[i].Load()
+	}
 	if p := s.Program(); p != nil {
 		st.Snapshot, st.Checksum = p.Number, p.Checksum
 	}

@@ -302,7 +302,7 @@ func (c *conn) compact() {
 
 // refuse answers a head that could not be read, and closes.
 func (c *conn) refuse(err error) {
-	if errors.Is(err, errQuiet) {
+	if errors.Is(err, errQuiet) || errors.Is(err, http1.ErrForeign) {
 		return
 	}
 	c.x.Refuse(headReason(err))

@@ -34,15 +34,18 @@ func (h *h2Front) serve(c *conn, prefix []byte) {
 	h.mu.Lock()
 	h.conns[q] = struct{}{}
 	h.mu.Unlock()
-	gone := q.read(prefix)
-	q.end(gone)
-	q.work.Wait()
-	h.mu.Lock()
-	delete(h.conns, q)
-	h.mu.Unlock()
-	if !gone {
-		c.linger()
-	}
+	gone := true
+	defer func() {
+		q.end(gone)
+		q.work.Wait()
+		h.mu.Lock()
+		delete(h.conns, q)
+		h.mu.Unlock()
+		if !gone {
+			c.linger()
+		}
+	}()
+	gone = q.read(prefix)
 }
 
 // h2conn is one client connection that speaks HTTP/2. One goroutine reads and feeds the codec, one per stream runs its
@@ -84,6 +87,7 @@ func (q *h2conn) lock() {
 
 // unlock sees to what has become due: sending, if now says so, and the reader's deadline.
 func (q *h2conn) unlock(now bool) {
+	defer q.mu.Unlock()
 	switch {
 	case q.sending:
 	case q.codec.Pending() == 0:
@@ -95,13 +99,23 @@ func (q *h2conn) unlock(now bool) {
 		q.work.Add(1)
 		go q.send()
 	}
-	switch due := q.codec.Due(); {
-	case q.codec.Over() || q.broken:
-		q.wakeReader(time.Unix(1, 0))
-	case due.Before(q.readBy):
+	if q.codec.Over() || q.broken {
+		q.wakeReader(past)
+	} else if due := q.due(); due.Before(q.readBy) {
 		q.wakeReader(due)
 	}
-	q.mu.Unlock()
+}
+
+// past is a deadline that makes whatever waits return.
+var past = time.Unix(1, 0)
+
+// due is when the reader has something to do although nothing comes: what the codec waits for, or the connection's age.
+func (q *h2conn) due() time.Time {
+	due := q.codec.Due()
+	if old := time.Unix(0, q.c.old.Load()); !q.codec.Leaving() && old.Before(due) {
+		return old
+	}
+	return due
 }
 
 func (q *h2conn) giveBuffer() {
@@ -164,7 +178,7 @@ func (q *h2conn) end(gone bool) {
 	for s := range q.codec.Held {
 		s.Owner.(*stream).signal()
 	}
-	q.wakeReader(time.Unix(1, 0))
+	q.wakeReader(past)
 }
 
 func (q *h2conn) leave() {
@@ -176,24 +190,13 @@ func (q *h2conn) leave() {
 // read feeds the codec until the connection is over. gone says that nobody is there to hear of it.
 func (q *h2conn) read(b []byte) (gone bool) {
 	c := q.c
+	c.last = time.Now()
+	q.start()
 	spare := newStream(q)
 	defer func() { spare.free() }()
-	c.last = time.Now()
-	q.lock()
-	q.codec.Start(c.last, http2.Times{Idle: c.e.opts.Idle, Head: c.e.opts.HeaderTime})
 	for {
-		for len(b) > 0 {
-			n, ev := q.codec.Feed(b, &spare.Stream, c.last)
-			b = b[n:]
-			spare = q.happened(ev, spare)
-		}
-		if q.readBy.Before(c.last) {
-			q.readBy = q.codec.Due()
-			_ = c.nc.SetReadDeadline(q.readBy)
-		}
-		over, broken := q.codec.Over(), q.broken
-		q.unlock(true)
-		if over || broken {
+		next, over, broken := q.take(b, spare)
+		if spare = next; over || broken {
 			return broken
 		}
 		n, err := c.nc.Read(*c.buf)
@@ -202,10 +205,54 @@ func (q *h2conn) read(b []byte) (gone bool) {
 		if n == 0 && !errors.Is(err, os.ErrDeadlineExceeded) {
 			return true
 		}
-		if q.lock(); n == 0 {
-			q.codec.Tick(c.last)
+	}
+}
+
+func (q *h2conn) start() {
+	q.lock()
+	defer q.unlock(false)
+	q.codec.Start(q.c.last, http2.Times{Idle: q.c.e.opts.Idle, Head: q.c.e.opts.HeaderTime})
+}
+
+// take feeds what came; nothing means that time has passed.
+func (q *h2conn) take(b []byte, spare *stream) (next *stream, over, broken bool) {
+	q.lock()
+	defer q.unlock(true)
+	c := q.c
+	if len(b) == 0 {
+		if q.codec.Tick(c.last); c.isOld(c.last) {
+			q.codec.Leave(c.last)
 		}
 	}
+	full := len(b) == len(*c.buf)
+	for len(b) > 0 {
+		n, ev := q.codec.Feed(b, &spare.Stream, c.last)
+		b = b[n:]
+		spare = q.happened(ev, spare)
+	}
+	q.resize(full)
+	if q.readBy.Before(c.last) {
+		q.readBy = q.due()
+		_ = c.nc.SetReadDeadline(q.readBy)
+	}
+	if code, failed := q.codec.Failed(); failed {
+		c.e.server.Faults[code].Add(1)
+	}
+	return spare, q.codec.Over(), q.broken
+}
+
+// resize gives bodies a larger buffer to come in, and a quiet connection a small one.
+func (q *h2conn) resize(full bool) {
+	c, to := q.c, &bodyBuffers
+	switch {
+	case full && len(*c.buf) < bodySize:
+	case len(*c.buf) == bodySize && q.codec.Streams() == 0:
+		to = &inBuffers
+	default:
+		return
+	}
+	putBack(c.buf)
+	c.buf = to.Get().(*[]byte)
 }
 
 // happened does what an event asks for, and gives the stream that is spare from now on.

@@ -136,27 +136,32 @@ func (s *stream) gone() bool {
 // Read gives what has come of the body, or waits for more.
 func (s *stream) Read(p []byte) (int, error) {
 	for {
-		s.q.lock()
-		switch {
-		case s.over() || s.stopped:
-			s.q.unlock(false)
-			return 0, errClientGone
-		case len(s.Buffered()) > 0:
-			n := copy(p, s.Buffered())
-			s.q.codec.Use(&s.Stream, n)
-			s.q.unlock(true)
-			s.got += int64(n)
-			return n, nil
-		case s.Complete():
-			s.q.unlock(false)
-			return 0, io.EOF
+		n, err := s.take(p)
+		if s.got += int64(n); n > 0 || err != nil {
+			return n, err
 		}
-		s.sayContinue()
-		s.q.unlock(true)
 		if !s.mayRead.wait(relay.BodyDeadline(s.start, s.got, s.x.Deadline)) {
 			return 0, errBodyTimeout
 		}
 	}
+}
+
+// take gives what is there.
+func (s *stream) take(p []byte) (n int, err error) {
+	s.q.lock()
+	defer s.q.unlock(true)
+	switch {
+	case s.over() || s.stopped:
+		return 0, errClientGone
+	case len(s.Buffered()) > 0:
+		n = copy(p, s.Buffered())
+		s.q.codec.Use(&s.Stream, n)
+		return n, nil
+	case s.Complete():
+		return 0, io.EOF
+	}
+	s.sayContinue()
+	return 0, nil
 }
 
 // sayContinue answers the expectation of a client that waits with its body. The connection is locked.
@@ -169,27 +174,33 @@ func (s *stream) sayContinue() {
 
 // whole waits for the end of a short body. It stays where it is until the stream's end.
 func (s *stream) whole() ([]byte, bool, error) {
-	r := &s.x.Request
-	for r.Length <= relay.SmallBody {
-		s.q.lock()
-		b, complete, over := s.Buffered(), s.Complete(), s.over()
-		if complete || over || r.Chunked {
-			s.q.unlock(false)
-			switch {
-			case over:
-				return nil, false, errClientGone
-			case r.Chunked && (!complete || s.Trailer != nil || len(b) > relay.SmallBody):
-				return nil, false, nil
-			}
-			return b, true, nil
+	for s.x.Request.Length <= relay.SmallBody {
+		b, ok, wait, err := s.all()
+		if !wait {
+			return b, ok, err
 		}
-		s.sayContinue()
-		s.q.unlock(true)
 		if !s.mayRead.wait(relay.BodyDeadline(s.start, int64(len(b)), s.x.Deadline)) {
 			return nil, false, errBodyTimeout
 		}
 	}
 	return nil, false, nil
+}
+
+// all looks whether the whole body is there, and whether it is worth waiting for. One without a length is not.
+func (s *stream) all() (b []byte, ok, wait bool, err error) {
+	s.q.lock()
+	defer s.q.unlock(true)
+	b = s.Buffered()
+	switch {
+	case s.over():
+		return nil, false, false, errClientGone
+	case s.Complete(), s.x.Request.Length == 0:
+		return b, s.Trailer == nil && len(b) <= relay.SmallBody, false, nil
+	case s.x.Request.Chunked:
+		return nil, false, false, nil
+	}
+	s.sayContinue()
+	return b, false, true, nil
 }
 
 // discard: a stream's unread body hinders nobody.
@@ -211,6 +222,7 @@ func (s *stream) interrupt() {
 func (s *stream) head(length int64, none bool) {
 	q := s.q
 	q.lock()
+	defer q.unlock(false)
 	if q.codec.BeginHead(&s.Stream, s.x.Status) {
 		s.x.EachField(func(name, value string) { http2.PutField(&q.codec, name, value) })
 		if length >= 0 && s.x.Status != 204 {
@@ -222,7 +234,6 @@ func (s *stream) head(length int64, none bool) {
 	if s.old || s.x.Draining() {
 		q.codec.Leave(time.Now())
 	}
-	q.unlock(false)
 }
 
 // early is the amount of waiting output that is worth sending before the exchange has to wait.
@@ -231,21 +242,27 @@ const early = 16 << 10
 // data takes what the windows allow; for the rest it waits.
 func (s *stream) data(p []byte) error {
 	for {
-		s.q.lock()
-		if s.over() {
-			s.q.unlock(true)
-			return errClientGone
-		}
-		p = p[s.q.codec.Write(&s.Stream, p):]
-		s.q.wanting = s.q.wanting || len(p) > 0 && !s.Stalled()
-		s.q.unlock(len(p) > 0 || s.q.codec.Pending() >= early)
-		if len(p) == 0 {
-			return nil
+		n, err := s.write(p)
+		if p = p[n:]; len(p) == 0 || err != nil {
+			return err
 		}
 		if !s.mayWrite.wait(s.x.Deadline.Add(time.Second)) {
 			return errClientGone
 		}
 	}
+}
+
+func (s *stream) write(p []byte) (n int, err error) {
+	s.q.lock()
+	now := true
+	defer func() { s.q.unlock(now) }()
+	if s.over() {
+		return 0, errClientGone
+	}
+	n = s.q.codec.Write(&s.Stream, p)
+	s.q.wanting = s.q.wanting || n < len(p) && !s.Stalled()
+	now = n < len(p) || s.q.codec.Pending() >= early
+	return n, nil
 }
 
 func (s *stream) flush() error {

@@ -10,13 +10,15 @@ import (
 	"errors"
 )
 
-// The faults of a message. Every one but ErrTooMany, ErrTooLarge and ErrURL is a 400 and ends the connection.
+// The faults of a message. Every one but ErrTooMany, ErrTooLarge, ErrURL and ErrForeign is a 400; all end the connection.
 var (
 	ErrSyntax   = errors.New("http1: malformed message")
 	ErrFraming  = errors.New("http1: ambiguous or invalid message length")
 	ErrTooLarge = errors.New("http1: head too large")
 	ErrTooMany  = errors.New("http1: too many fields")
 	ErrURL      = errors.New("http1: target too long")
+	// ErrForeign: neither target nor version of the first line is HTTP's. Whoever sends that expects no answer in HTTP.
+	ErrForeign = errors.New("http1: not HTTP at all")
 )
 
 // The limits of a message (F5).

@@ -80,6 +80,9 @@ func (r *Request) parseLine(b []byte) (int, error) {
 		return 0, ErrURL
 	}
 	r.target, r.authority = Span{uint32(t0), uint32(i)}, Span{}
+	if foreign(b[t0:i], b[i:]) {
+		return 0, ErrForeign
+	}
 	if i == t0 || len(b)-i < 11 || string(b[i:i+8]) != " HTTP/1." || b[i+9] != '\r' || b[i+10] != '\n' {
 		return 0, ErrSyntax
 	}
@@ -91,6 +94,19 @@ func (r *Request) parseLine(b []byte) (int, error) {
 		return 0, ErrSyntax
 	}
 	return i + 11, r.splitTarget(b[t0:i], t0)
+}
+
+// foreign says whether a target and what follows it are of no HTTP version: no form of a target but that of CONNECT, which
+// anything looks like, and no version. The preface of another protocol is such a line (RFC 9113, section 3.4).
+func foreign(target, rest []byte) bool {
+	if len(target) == 0 || target[0] == '/' || target[0] == '*' || bytes.IndexByte(target, ':') >= 0 || rest[0] != ' ' {
+		return false
+	}
+	i := 1
+	for class[rest[i]]&isToken != 0 {
+		i++
+	}
+	return i > 1 && rest[i] != '/'
 }
 
 // validEscapes refuses a '%' without two hex digits ahead of the query.

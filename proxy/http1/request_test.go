@@ -39,6 +39,8 @@ func TestRefusedHeads(t *testing.T) {
 		"host with list":                    {"GET / HTTP/1.1\r\nHost: a, b\r\n\r\n", ErrSyntax},
 		"host with bad port":                {"GET / HTTP/1.1\r\nHost: a:99999\r\n\r\n", ErrSyntax},
 		"target and host differ":            {"GET http://b/ HTTP/1.1\r\nHost: a\r\n\r\n", ErrSyntax},
+		"no HTTP at all":                    {"INVALID CONNECTION PREFACE\r\n\r\n", ErrForeign},
+		"other protocol":                    {"GET a FTP/1.1\r\n" + host + "\r\n", ErrSyntax},
 		"relative target":                   {"GET a HTTP/1.1\r\n" + host + "\r\n", ErrSyntax},
 		"other scheme":                      {"GET ftp://a/ HTTP/1.1\r\n" + host + "\r\n", ErrSyntax},
 		"fragment":                          {"GET /#x HTTP/1.1\r\n" + host + "\r\n", ErrSyntax},

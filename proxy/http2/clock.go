@@ -56,6 +56,9 @@ func (c *Server) Leave(now time.Time) {
 	c.out = appendPing(c.out, 0, leavePing)
 }
 
+// Leaving says whether the client has been asked to.
+func (c *Server) Leaving() bool { return c.leaving.asked }
+
 func (c *Server) sayLast() {
 	if c.leaving.asked && !c.leaving.said {
 		c.leaving.said, c.leaving.upTo = true, c.last

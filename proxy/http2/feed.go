@@ -207,6 +207,9 @@ func (c *Server) data(b []byte) (n int, ev Event) {
 		if c.pad > c.left {
 			return n, c.fail(ProtocolError)
 		}
+		if c.pad == c.left && !c.frame.has(flagEndStream) && !c.spend(costFrame) {
+			return n, ev
+		}
 		c.unused(1 + c.pad)
 	}
 	if m := min(len(b)-n, c.left-c.pad); m > 0 {

@@ -66,7 +66,20 @@ const (
 	EnhanceYourCalm
 	InadequateSecurity
 	HTTP11Required
+	codes
 )
+
+// Codes is how many codes there are.
+const Codes = int(codes)
+
+// String is the code's name in the RFC.
+func (c Code) String() string {
+	if c >= codes {
+		return "UNKNOWN"
+	}
+	return [Codes]string{"NO_ERROR", "PROTOCOL_ERROR", "INTERNAL_ERROR", "FLOW_CONTROL_ERROR", "SETTINGS_TIMEOUT", "STREAM_CLOSED", "FRAME_SIZE_ERROR",
+		"REFUSED_STREAM", "CANCEL", "COMPRESSION_ERROR", "CONNECT_ERROR", "ENHANCE_YOUR_CALM", "INADEQUATE_SECURITY", "HTTP_1_1_REQUIRED"}[c]
+}
 
 // frame is the head of a frame.
 type frame struct {

@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/cellgate/cellgate/proxy"
+	"github.com/cellgate/cellgate/proxy/http2"
 )
 
 // adminHandler serves /healthz /readyz /metrics /config. /config shows what is served, no secrets: key hashes and
@@ -130,6 +131,10 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(desc("in_flight", "Exchanges under way."), float64(st.InFlight))
 	gauge(desc("tunnels", "Open WebSocket connections, each of which is an exchange under way."), float64(st.Tunnels))
 	gauge(desc("snapshot", "Number of the snapshot that is served."), float64(st.Snapshot))
+	faults := desc("http2_connection_faults_total", "HTTP/2 connections that were ended for what the client did, by error code; floods are ENHANCE_YOUR_CALM.", "code")
+	for code, n := range st.Faults {
+		ch <- prometheus.MustNewConstMetric(faults, prometheus.CounterValue, float64(n), http2.Code(code).String())
+	}
 	open, pending := desc("upstream_connections", "Open connections to an upstream.", "upstream"), desc("upstream_pending", "Exchanges that wait for a connection.", "upstream")
 	ejected := desc("upstream_ejected", "Endpoints that are out for failing.", "upstream")
 	for _, u := range st.Upstreams {
