@@ -1,4 +1,4 @@
-package engine
+package engine_test
 
 import (
 	"context"
@@ -95,94 +95,96 @@ func grpcOverHTTP1(w http.ResponseWriter, r *http.Request) {
 }
 
 func TestGRPCOfAllFourKinds(t *testing.T) {
-	w := start(t, handler(t, grpcOverHTTP1), setup{})
-	cc := w.grpc()
-	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Second)
-	defer cancel()
-	stream := func(name string, client, server bool) grpc.ClientStream {
-		s, err := cc.NewStream(ctx, &grpc.StreamDesc{ClientStreams: client, ServerStreams: server}, method(name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return s
-	}
-	ended := func(s grpc.ClientStream) {
-		t.Helper()
-		if err := s.RecvMsg(message("")); !errors.Is(err, io.EOF) || s.Trailer().Get("x-method") == nil {
-			t.Fatalf("%v %v", err, s.Trailer())
-		}
-	}
-
-	t.Run("unary", func(t *testing.T) {
-		var trailer metadata.MD
-		for range 20 {
-			got := message("")
-			if err := cc.Invoke(ctx, method("Unary"), message("hello"), got, grpc.Trailer(&trailer)); err != nil || string(*got) != "hello te=trailers" || len(trailer.Get("x-method")) != 1 {
-				t.Fatalf("%q %v %v", *got, err, trailer)
-			}
-		}
-	})
-	t.Run("trailers only", func(t *testing.T) {
-		if code, text := statusOf(cc.Invoke(ctx, method("Refused"), message(""), message(""))); code != codes.PermissionDenied || text != "not you" {
-			t.Fatalf("%v %q", code, text)
-		}
-	})
-	t.Run("status behind a message", func(t *testing.T) {
-		s := stream("Fails", false, true)
-		_ = s.SendMsg(message(""))
-		_ = s.CloseSend()
-		got := message("")
-		if err := s.RecvMsg(got); err != nil || string(*got) != "half" {
-			t.Fatalf("%q %v", *got, err)
-		}
-		if code, text := statusOf(s.RecvMsg(got)); code != codes.DataLoss || text != "lost" {
-			t.Fatalf("%v %q", code, text)
-		}
-	})
-	t.Run("server streaming", func(t *testing.T) {
-		s := stream("Down", false, true)
-		_ = s.SendMsg(message(""))
-		_ = s.CloseSend()
-		for i := range 50 {
-			got := message("")
-			if err := s.RecvMsg(got); err != nil || string(*got) != fmt.Sprint(i) {
-				t.Fatalf("%q %v", *got, err)
-			}
-		}
-		ended(s)
-	})
-	t.Run("client streaming", func(t *testing.T) {
-		s := stream("Up", true, false)
-		for range 100 {
-			if err := s.SendMsg(message(strings.Repeat("x", 3000))); err != nil {
-				t.Fatal(err)
-			}
-		}
-		_ = s.CloseSend()
-		got := message("")
-		if err := s.RecvMsg(got); err != nil || string(*got) != "100" {
-			t.Fatalf("%q %v", *got, err)
-		}
-	})
-	t.Run("both", func(t *testing.T) {
-		s := stream("Both", true, true)
-		for i := range 50 { // each answer comes before the next message is sent
-			if err := s.SendMsg(message(fmt.Sprint("m", i))); err != nil {
-				t.Fatal(err)
-			}
-			got := message("")
-			if err := s.RecvMsg(got); err != nil || string(*got) != fmt.Sprint("M", i) {
-				t.Fatalf("%q %v", *got, err)
-			}
-		}
-		_ = s.CloseSend()
-		ended(s)
-	})
-	t.Run("deadline", func(t *testing.T) {
-		short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+	each(t, func(t *testing.T, start starter) {
+		w := start(t, handler(t, grpcOverHTTP1), setup{})
+		cc := w.grpc()
+		ctx, cancel := context.WithTimeout(t.Context(), 8*time.Second)
 		defer cancel()
-		if code, _ := statusOf(cc.Invoke(short, method("Slow"), message(""), message(""))); code != codes.DeadlineExceeded {
-			t.Fatal(code)
+		stream := func(name string, client, server bool) grpc.ClientStream {
+			s, err := cc.NewStream(ctx, &grpc.StreamDesc{ClientStreams: client, ServerStreams: server}, method(name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return s
 		}
+		ended := func(s grpc.ClientStream) {
+			t.Helper()
+			if err := s.RecvMsg(message("")); !errors.Is(err, io.EOF) || s.Trailer().Get("x-method") == nil {
+				t.Fatalf("%v %v", err, s.Trailer())
+			}
+		}
+
+		t.Run("unary", func(t *testing.T) {
+			var trailer metadata.MD
+			for range 20 {
+				got := message("")
+				if err := cc.Invoke(ctx, method("Unary"), message("hello"), got, grpc.Trailer(&trailer)); err != nil || string(*got) != "hello te=trailers" || len(trailer.Get("x-method")) != 1 {
+					t.Fatalf("%q %v %v", *got, err, trailer)
+				}
+			}
+		})
+		t.Run("trailers only", func(t *testing.T) {
+			if code, text := statusOf(cc.Invoke(ctx, method("Refused"), message(""), message(""))); code != codes.PermissionDenied || text != "not you" {
+				t.Fatalf("%v %q", code, text)
+			}
+		})
+		t.Run("status behind a message", func(t *testing.T) {
+			s := stream("Fails", false, true)
+			_ = s.SendMsg(message(""))
+			_ = s.CloseSend()
+			got := message("")
+			if err := s.RecvMsg(got); err != nil || string(*got) != "half" {
+				t.Fatalf("%q %v", *got, err)
+			}
+			if code, text := statusOf(s.RecvMsg(got)); code != codes.DataLoss || text != "lost" {
+				t.Fatalf("%v %q", code, text)
+			}
+		})
+		t.Run("server streaming", func(t *testing.T) {
+			s := stream("Down", false, true)
+			_ = s.SendMsg(message(""))
+			_ = s.CloseSend()
+			for i := range 50 {
+				got := message("")
+				if err := s.RecvMsg(got); err != nil || string(*got) != fmt.Sprint(i) {
+					t.Fatalf("%q %v", *got, err)
+				}
+			}
+			ended(s)
+		})
+		t.Run("client streaming", func(t *testing.T) {
+			s := stream("Up", true, false)
+			for range 100 {
+				if err := s.SendMsg(message(strings.Repeat("x", 3000))); err != nil {
+					t.Fatal(err)
+				}
+			}
+			_ = s.CloseSend()
+			got := message("")
+			if err := s.RecvMsg(got); err != nil || string(*got) != "100" {
+				t.Fatalf("%q %v", *got, err)
+			}
+		})
+		t.Run("both", func(t *testing.T) {
+			s := stream("Both", true, true)
+			for i := range 50 { // each answer comes before the next message is sent
+				if err := s.SendMsg(message(fmt.Sprint("m", i))); err != nil {
+					t.Fatal(err)
+				}
+				got := message("")
+				if err := s.RecvMsg(got); err != nil || string(*got) != fmt.Sprint("M", i) {
+					t.Fatalf("%q %v", *got, err)
+				}
+			}
+			_ = s.CloseSend()
+			ended(s)
+		})
+		t.Run("deadline", func(t *testing.T) {
+			short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+			defer cancel()
+			if code, _ := statusOf(cc.Invoke(short, method("Slow"), message(""), message(""))); code != codes.DeadlineExceeded {
+				t.Fatal(code)
+			}
+		})
 	})
 }
