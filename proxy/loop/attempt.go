@@ -40,15 +40,21 @@ func (f *flight) attempt() {
 	}
 	x.Endpoint = i
 	x.Pool.Set.Begin(i)
-	f.trying, f.lane = true, f.l.lane(x.Pool)
+	f.trying, f.lane, f.phase = true, f.l.lane(x.Pool), sending
+	f.l.sending = append(f.l.sending, sender{f, f.gen})
+}
+
+// get takes a connection from the lane, opens one, or waits in line.
+func (f *flight) get() {
+	f.l.current = f.client.slot
 	if !f.fresh {
-		if u := f.lane.pop(i); u != nil {
+		if u := f.lane.pop(f.x.Endpoint); u != nil {
 			f.use(u)
 			return
 		}
 	}
 	if f.lane.enter() {
-		f.connect(i)
+		f.connect(f.x.Endpoint)
 		return
 	}
 	f.queue()

@@ -35,6 +35,7 @@ type Engine struct {
 	opts   Options
 	rest   *engine.Engine // serves what the loops don't
 	loops  []*loop
+	pulses []pulse
 
 	refusing atomic.Bool
 	over     chan struct{}  // closed at the end
@@ -47,7 +48,7 @@ func New(s *proxy.Server, o Options) *Engine {
 	if o.Loops <= 0 {
 		o.Loops = runtime.GOMAXPROCS(0)
 	}
-	return &Engine{server: s, opts: o, rest: engine.New(s, o.Options), over: make(chan struct{})}
+	return &Engine{server: s, opts: o, rest: engine.New(s, o.Options), pulses: make([]pulse, o.Loops), over: make(chan struct{})}
 }
 
 // Run serves until ctx ends, then drains, as engine.Engine does. It is called once.
@@ -64,6 +65,11 @@ func (e *Engine) Run(ctx context.Context, listeners ...engine.Listener) error {
 	if err := e.open(plain); err != nil {
 		return err
 	}
+	return e.serve(ctx, others)
+}
+
+// serve runs the loops that are open, and the other engine beside them.
+func (e *Engine) serve(ctx context.Context, others []engine.Listener) error {
 	ctx, fail := context.WithCancel(ctx)
 	defer fail()
 	rest := make(chan error, 1)
@@ -97,8 +103,8 @@ func (e *Engine) open(plain []net.Listener) (err error) {
 			}
 		}
 	}()
-	for range e.opts.Loops {
-		l, err := newLoop(e)
+	for i := range e.pulses {
+		l, err := newLoop(e, &e.pulses[i])
 		if err != nil {
 			return fmt.Errorf("loop: %w", err)
 		}
@@ -285,14 +291,14 @@ const (
 func (e *Engine) watchLag() {
 	tick := time.NewTicker(lagLook)
 	defer tick.Stop()
-	late := make([]bool, len(e.loops))
+	late := make([]bool, len(e.pulses))
 	for {
 		select {
 		case <-e.over:
 			return
 		case now := <-tick.C:
-			for i, l := range e.loops {
-				since := l.busySince.Load()
+			for i := range e.pulses {
+				since := e.pulses[i].busySince.Load()
 				is := since != 0 && now.UnixNano()-since > int64(lagWarning)
 				if is && !late[i] {
 					e.opts.Log.Warn("a loop is stuck in one turn", "loop", i, "since", time.Duration(now.UnixNano()-since))
@@ -303,14 +309,15 @@ func (e *Engine) watchLag() {
 	}
 }
 
-// Lag is the longest that each loop took for one turn since the last call: how long what arrived had to wait at most.
-func (e *Engine) Lag() []time.Duration {
-	all := make([]time.Duration, len(e.loops))
-	for i, l := range e.loops {
-		all[i] = time.Duration(l.lag.Swap(0))
-		if since := l.busySince.Load(); since != 0 {
-			all[i] = max(all[i], time.Duration(time.Now().UnixNano()-since))
+// Lag is the longest that a loop took for one turn since the last call: how long what arrived had to wait at most.
+func (e *Engine) Lag() (longest time.Duration) {
+	now := time.Now().UnixNano()
+	for i := range e.pulses {
+		p := &e.pulses[i]
+		longest = max(longest, time.Duration(p.longest.Swap(0)))
+		if since := p.busySince.Load(); since != 0 {
+			longest = max(longest, time.Duration(now-since))
 		}
 	}
-	return all
+	return longest
 }

@@ -15,9 +15,9 @@ import (
 
 // flight is one exchange under way on a loop. It is used again for another when it has ended.
 //
-//	parked ⇄ judged ─▶ collecting ─▶ queued ─▶ resolving ─▶ connecting ─▶ awaiting ─▶ relaying ─▶ draining
-//	                                   ▲ └────────┴── fails ──┴────────────┘
-//	                                   └── backingOff ◀─┘
+//	parked ⇄ judged ─▶ collecting ─▶ sending ─▶ queued ─▶ resolving ─▶ connecting ─▶ awaiting ─▶ relaying ─▶ draining
+//	                                    ▲ └─────────┴── fails ──┴────────────┘
+//	                                    └─ backingOff ◀┘
 //
 // Phases that are not needed are passed over. From any phase it can end with an answer of its own.
 type flight struct {
@@ -64,6 +64,7 @@ const (
 	judged phase = iota
 	parked
 	collecting
+	sending
 	queued
 	resolving
 	connecting

@@ -16,7 +16,7 @@ import (
 	"github.com/cellgate/cellgate/proxy/upstream"
 )
 
-// loop is one thread with all that it owns. Everything but mail, lag and busySince is its goroutine's.
+// loop is one thread with all that it owns. Everything but mail and pulse is its goroutine's.
 type loop struct {
 	e      *Engine
 	ep     int32
@@ -41,14 +41,21 @@ type loop struct {
 	lanes     map[*upstream.Pool]*lane
 	last      *lane // the one used last
 	released  []*conn
+	sending   []sender // what goes upstream after the next wait
+	spare     []sender
 	sweeping  timer
 	current   uint32 // the slot being served, for what a panic must close
 	ending    bool   // no listener any more: ends with the last client
 
 	mail mailbox
+	*pulse
+}
 
+// pulse says from outside how a loop is doing. Written by: the loop; longest also by whoever asks.
+type pulse struct {
 	busySince atomic.Int64 // unix nanoseconds since the loop last slept; 0 while it does
-	lag       atomic.Int64 // the longest turn since it was last asked for, nanoseconds
+	longest   atomic.Int64 // turn since it was last asked for, nanoseconds
+	_         [48]byte     // those of two loops share no cache line
 }
 
 // maxEvents bounds a turn: what arrives meanwhile is seen after it.
@@ -61,6 +68,12 @@ type slot struct {
 	conn     *conn
 	listener int32 // descriptor, or -1
 	fd       int32 // -1 = free
+}
+
+// sender is a flight that is about to get a connection, if it still is at its attempt gen.
+type sender struct {
+	f   *flight
+	gen uint32
 }
 
 // ref names what was in a slot at some time.
@@ -104,8 +117,8 @@ func (l *loop) readMail() {
 	}
 }
 
-func newLoop(e *Engine) (*loop, error) {
-	l := &loop{e: e, in: make([]byte, readSize), out: make([]byte, 0, bigSize), lanes: map[*upstream.Pool]*lane{}, now: time.Now()}
+func newLoop(e *Engine, p *pulse) (*loop, error) {
+	l := &loop{e: e, pulse: p, in: make([]byte, readSize), out: make([]byte, 0, bigSize), lanes: map[*upstream.Pool]*lane{}, now: time.Now()}
 	l.wheel.base = l.now
 	l.resume.fire, l.sweeping.fire = l.resumeAccepting, l.sweep
 	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
@@ -157,15 +170,15 @@ func (l *loop) run() {
 	runtime.LockOSThread() // no UnlockOSThread: the thread ends with the loop
 	for !l.ending || l.clients > 0 {
 		n := l.poll()
-		if n == 0 && len(l.again) == 0 {
+		if n == 0 && len(l.again)+len(l.sending) == 0 {
 			l.quiet(0)
 			n = l.sleep(l.wheel.wait(l.now))
 		}
 		began := l.clock()
 		l.busySince.Store(began.UnixNano())
 		l.turn(n)
-		if took := l.clock().Sub(began); took > time.Duration(l.lag.Load()) {
-			l.lag.Store(int64(took))
+		if took := l.clock().Sub(began); took > time.Duration(l.longest.Load()) {
+			l.longest.Store(int64(took))
 		}
 	}
 	l.close()
@@ -175,6 +188,7 @@ func (l *loop) run() {
 func (l *loop) turn(n int) {
 	at := 0
 	l.quiet(n)
+	l.send()
 	for !l.guarded(func() {
 		for ; at < n; at++ {
 			ev := &l.events[at]
@@ -229,6 +243,19 @@ func (l *loop) quiet(n int) {
 		}
 	}
 	l.released = l.released[:0]
+}
+
+// send gives the attempts that wait for it a connection. They wait since the last turn, so that a pooled connection is
+// looked at, by the wait for events, after the request was read and right before it is written (decision 12).
+func (l *loop) send() {
+	todo := l.sending
+	l.sending = l.spare[:0]
+	for _, s := range todo {
+		if s.f.gen == s.gen && s.f.phase == sending {
+			l.guarded(s.f.get)
+		}
+	}
+	l.spare = todo
 }
 
 func (l *loop) event(r ref, events uint32) {

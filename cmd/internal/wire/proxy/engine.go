@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"github.com/cellgate/cellgate/proxy/engine"
@@ -44,7 +43,7 @@ func (c *core) newEngine(kind string, o engine.Options, cores int) serving {
 // lag is the longest that a client had to wait for a loop since it was last asked; ok is false where there are no loops.
 func (c *core) lag() (longest time.Duration, ok bool) {
 	for _, of := range c.lags {
-		longest = max(longest, slices.Max(of()))
+		longest = max(longest, of())
 	}
 	return longest, len(c.lags) > 0
 }

@@ -16,7 +16,7 @@ const (
 
 // newLoops makes an engine of one loop for each core. What isn't on a loop (handshakes, look-ups, the node's own work) gets
 // threads beside those of the loops, which hardly ever let go of theirs.
-func newLoops(s *proxy.Server, o engine.Options, cores int) (serving, func() []time.Duration) {
+func newLoops(s *proxy.Server, o engine.Options, cores int) (serving, func() time.Duration) {
 	if runtime.GOMAXPROCS(0) <= cores {
 		runtime.GOMAXPROCS(cores + 1)
 	}

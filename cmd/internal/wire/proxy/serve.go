@@ -38,7 +38,7 @@ type core struct {
 	cert    *listen.Certificate // nil = no TLS
 	server  *proxy.Server
 	callers *callers.Authenticator
-	lags    []func() []time.Duration // of the loops; written before anything runs
+	lags    []func() time.Duration // of the loops; written before anything runs
 	applied time.Time
 }
 

@@ -1,0 +1,246 @@
+//go:build linux
+
+package loop
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/cellgate/cellgate/proxy"
+	"github.com/cellgate/cellgate/proxy/callers"
+	"github.com/cellgate/cellgate/proxy/program"
+	"github.com/cellgate/cellgate/proxy/upstream"
+	"github.com/cellgate/cellgate/reason"
+	"github.com/cellgate/cellgate/snapshot"
+)
+
+// What every engine promises is tested in package engine; here is what only loops have.
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const document = `
+version: v1
+routes:
+  - {id: any, match: {host: a.example, path_prefix: /, allow_catch_all: true}, upstream: up, timeout: 3s, retry: {attempts: 1, conditions: [connect-failure, reset-before-headers]}}
+upstreams:
+  - {id: up, endpoints: [UP], pool: {POOL}}
+`
+
+func compile(t testing.TB, number uint64, up, pool string) *program.Program {
+	t.Helper()
+	doc := strings.NewReplacer("UP", up, "POOL", pool).Replace(document)
+	cfg, problems := snapshot.Decode([]snapshot.File{{Name: "doc.yaml", Data: []byte(doc)}}, snapshot.Loopback())
+	if err := problems.Err(); err != nil {
+		t.Fatal(err)
+	}
+	snap, err := snapshot.Seal(cfg, snapshot.Meta{Number: number, Created: time.Unix(1e9, 0), Author: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := program.Compile(snap, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+type nobody struct{}
+
+func (nobody) Authenticate(*proxy.Credentials, *proxy.Identity, time.Time) (reason.Reason, <-chan struct{}) {
+	return reason.AuthUnavailable, nil
+}
+
+// world is an engine in front of one upstream.
+type world struct {
+	t      testing.TB
+	server *proxy.Server
+	engine *Engine
+	addr   string
+	stop   func()
+}
+
+func start(t testing.TB, up, pool string, o Options) *world {
+	t.Helper()
+	w := &world{t: t}
+	w.server = proxy.New(proxy.Options{Auth: nobody{}, Limits: callers.NewLimiter(time.Now()), Upstream: upstream.Options{Allow: snapshot.Loopback()}})
+	if err := w.server.Apply(compile(t, 1, up, pool), 1); err != nil {
+		t.Fatal(err)
+	}
+	if o.HardStop == 0 {
+		o.HardStop = 3 * time.Second
+	}
+	l := listen(t)
+	w.addr = l.Addr().String()
+	w.engine = New(w.server, o)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 2)
+	go func() { ended <- w.server.Run(ctx) }()
+	if err := w.engine.open([]net.Listener{l}); err != nil { // here, so that tests may look at the loops
+		t.Fatal(err)
+	}
+	go func() { ended <- w.engine.serve(ctx, nil) }()
+	w.stop = func() {
+		if cancel == nil {
+			return
+		}
+		cancel()
+		cancel = nil
+		for range 2 {
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	t.Cleanup(w.stop)
+	return w
+}
+
+func listen(t testing.TB) net.Listener {
+	t.Helper()
+	cfg := net.ListenConfig{}
+	cfg.SetMultipathTCP(false)
+	l, err := cfg.Listen(context.Background(), "tcp", "127.40.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// on runs something on a loop and waits for it.
+func (w *world) on(l *loop, do func()) {
+	w.t.Helper()
+	done := make(chan struct{})
+	if !l.post(func() { defer close(done); do() }) {
+		w.t.Fatal("the loop has ended")
+	}
+	<-done
+}
+
+// check looks whether everything of every loop has exactly one owner. A test that finds otherwise says what it found.
+func (w *world) check() {
+	w.t.Helper()
+	for i, l := range w.engine.loops {
+		var faults []string
+		w.on(l, func() { faults = l.faults() })
+		for _, f := range faults {
+			w.t.Errorf("loop %d: %s", i, f)
+		}
+	}
+}
+
+func (l *loop) faults() (all []string) {
+	say := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
+	clients, held := 0, map[*lane]int{}
+	flights := map[*flight]bool{}
+	for _, f := range l.flights {
+		if f.client != nil || f.conn != nil || f.wish != nil || flights[f] {
+			say("a free flight belongs to somebody")
+		}
+		flights[f] = true
+	}
+	idle := map[*conn]bool{}
+	for _, a := range l.lanes {
+		n := 0
+		for endpoint, conns := range a.idle {
+			for _, u := range conns {
+				n++
+				if idle[u] || u.flight != nil || u.fd < 0 || u.endpoint != endpoint || u.lane != a {
+					say("an idle connection is elsewhere too")
+				}
+				idle[u] = true
+			}
+		}
+		if n != a.idles || int64(n) != a.share.Idle.Load() {
+			say("%d idle connections counted as %d", n, a.idles)
+		}
+	}
+	for _, u := range l.released {
+		if idle[u] || u.flight != nil {
+			say("a released connection is elsewhere too")
+		}
+		idle[u] = true
+	}
+	for i := range l.slots {
+		s := &l.slots[i]
+		switch {
+		case s.client != nil:
+			c := s.client
+			clients++
+			if c.fd != s.fd || int(c.slot) != i || c.l != l {
+				say("slot %d: not its client", i)
+			}
+			f := c.flight
+			if (f != nil) != (c.state == heading || c.state == busy) {
+				say("a client in state %d with flight %v", c.state, f != nil)
+			}
+			if f != nil {
+				if f.client != c || flights[f] {
+					say("a flight with two owners")
+				}
+				flights[f] = true
+				if f.phase == resolving {
+					held[f.lane]++
+				}
+			}
+			if c.state == waiting && c.r == c.w && c.in != nil && !c.queued {
+				say("an idle client holds a buffer")
+			}
+		case s.conn != nil:
+			u := s.conn
+			held[u.lane]++
+			if u.fd != s.fd || int(u.slot) != i {
+				say("slot %d: not its connection", i)
+			}
+			if u.flight == nil && !idle[u] {
+				say("a connection without an owner")
+			}
+			if u.flight != nil && (u.flight.conn != u || u.flight.client == nil) {
+				say("a connection whose flight doesn't know it")
+			}
+		}
+	}
+	if clients != l.clients {
+		say("%d clients counted as %d", clients, l.clients)
+	}
+	for a, n := range held {
+		if a.open != n {
+			say("a lane holds %d places for %d connections", a.open, n)
+		}
+	}
+	seen := map[*byte]bool{}
+	for _, b := range append(append([][]byte{}, l.small...), l.big...) {
+		if p := &b[:1][0]; seen[p] {
+			say("a buffer is free twice")
+		} else {
+			seen[p] = true
+		}
+	}
+	return all
+}
+
+// descriptors is how many files the process has open.
+func descriptors(t testing.TB) int {
+	t.Helper()
+	all, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(all)
+}
+
+// until waits for a condition.
+func until(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within 10 s: %s", what)
+		}
+	}
+}
