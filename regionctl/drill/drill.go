@@ -11,7 +11,9 @@ package drill
 import (
 	"context"
 	"crypto/x509"
+	"fmt"
 	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/cellgate/cellgate/cells"
@@ -119,6 +121,32 @@ func All() []Drill {
 		{"leaked-key", "an API key is denied", "refused at every node within 2 s, nobody else is", "", leakedKey},
 		{"slow-upstream", "the backends of one upstream become slow", "routes of other upstreams stay as fast as they were", "", slowUpstream},
 	}
+}
+
+// Aim says whether the drill can be done to the target; empty = the drill chooses.
+func (d Drill) Aim(l Layout, target string) error {
+	names := map[string]bool{"": true}
+	switch d.Target {
+	case "NODE":
+		for _, n := range l.nodes() {
+			names[string(n.ID)] = true
+		}
+	case "CELL":
+		for _, c := range l.cells() {
+			names[string(c.ID)] = true
+		}
+	case "REGION":
+		for _, r := range l.Regions {
+			names[string(r.ID)] = true
+		}
+	}
+	switch {
+	case names[target]:
+		return nil
+	case d.Target == "":
+		return fmt.Errorf("the drill %s takes no target", d.Name)
+	}
+	return fmt.Errorf("the world has no %s %q", strings.ToLower(d.Target), target)
 }
 
 // Find gives the drill with that name.

@@ -89,6 +89,11 @@ func TestADrillIsRefusedInAWorldThatIsNotInOrder(t *testing.T) {
 // Broken off in the middle, a drill puts back what it did, the last first, and goes on when one step fails.
 func TestABrokenOffDrillPutsEverythingBack(t *testing.T) {
 	w, dir := goodPaper(), t.TempDir()
+	release, err := Claim(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
 	ctx, cancel := context.WithCancel(t.Context())
 	var said []string
 	d := Drill{Name: "x", run: func(ctx context.Context, s *session) error {
@@ -173,11 +178,56 @@ func TestRecordsAreBoundedListedNewestFirstAndOneDrillRunsAtATime(t *testing.T) 
 	if err := os.WriteFile(filepath.Join(dir, "20990101T000000Z-cell.json"), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := List(dir); err == nil || !strings.Contains(err.Error(), "20990101T000000Z-cell.json") {
-		t.Errorf("a damaged record: %v", err)
+	all, err = List(dir)
+	if err != nil || len(all) != maxRecords+1 || all[0].Outcome != Unreadable || all[0].ID != "20990101T000000Z-cell" || all[0].Drill != "cell" || all[0].Began.Year() != 2099 || all[0].Why == "" || all[1].Drill != "region" {
+		t.Errorf("a damaged record hides the others: %v, %+v", err, all[:min(2, len(all))])
 	}
 	if none, err := List(filepath.Join(dir, "none")); err != nil || none != nil {
 		t.Errorf("no directory: %v %v", none, err)
+	}
+}
+
+// A drill that was killed has put nothing back: its record must not say for ever that it runs.
+func TestARunWhoseProcessWasKilledSaysSo(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "drills")
+	release, err := Claim(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Save(dir, Result{Form: Form, ID: "20260301T120000Z-cell", Drill: "cell", Outcome: Running}); err != nil {
+		t.Fatal(err)
+	}
+	if all, err := List(dir); err != nil || all[0].Outcome != Running {
+		t.Errorf("while it runs: %+v, %v", all, err)
+	}
+	release()
+	if all, err := List(dir); err != nil || all[0].Outcome != Killed || !strings.Contains(all[0].Why, "cellgate status") {
+		t.Errorf("once its process is gone: %+v, %v", all, err)
+	}
+}
+
+func TestWhatADrillCannotHitIsRefusedBeforeItBegins(t *testing.T) {
+	w := goodPaper()
+	at := w.Layout()
+	for _, c := range []struct {
+		drill, target string
+		ok            bool
+	}{
+		{"cell", "", true}, {"cell", string(at.cells()[0].ID), true}, {"cell", string(at.Regions[0].ID), false}, {"cell", "../../etc", false},
+		{"region", string(at.Regions[0].ID), true}, {"region", string(at.cells()[0].ID), false}, {"gateway-process", string(at.nodes()[0].ID), true},
+		{"gateway-process", "x", false}, {"control-plane", "", true}, {"control-plane", "x", false},
+	} {
+		d, _ := Find(c.drill)
+		if err := d.Aim(at, c.target); (err == nil) != c.ok {
+			t.Errorf("%s at %q: %v", c.drill, c.target, err)
+		}
+		if c.ok {
+			continue
+		}
+		r, err := Run(t.Context(), w, d, Options{Target: c.target, Say: func(string) {}, Record: func(Result) error { t.Error("it is on record"); return nil }})
+		if err == nil || r.ID != "" {
+			t.Errorf("%s at %q began: %+v, %v", c.drill, c.target, r, err)
+		}
 	}
 }
 

@@ -11,9 +11,13 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/cellgate/cellgate/internal/durable"
 )
+
+// stamp begins the id of a run.
+const stamp = "20060102T150405Z"
 
 // maxRecords bounds how many runs a directory keeps; the oldest go first.
 const maxRecords = 500
@@ -33,6 +37,31 @@ func Claim(dir string) (release func(), err error) {
 		return nil, errors.New("another drill runs in this world: one at a time, or neither would know what it measures")
 	}
 	return func() { _ = f.Close() }, nil
+}
+
+// underWay says whether a drill holds the claim now.
+func underWay(dir string) bool {
+	f, err := os.Open(filepath.Join(dir, "lock"))
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB) != nil
+}
+
+// decode reads the record with the id.
+func decode(id string, raw []byte) Result {
+	var r Result
+	err := json.Unmarshal(raw, &r)
+	if err == nil && r.Form != Form {
+		err = fmt.Errorf("form %d is not readable here", r.Form)
+	}
+	if err == nil {
+		return r
+	}
+	at, name, _ := strings.Cut(id, "-")
+	began, _ := time.Parse(stamp, at) // an odd name is an old one
+	return Result{Form: Form, ID: id, Drill: name, Began: began, Outcome: Unreadable, Why: err.Error()}
 }
 
 // Save writes the record of a run, replacing an earlier one of the same run.
@@ -72,7 +101,7 @@ func records(dir string) ([]string, error) {
 	return names, nil
 }
 
-// List gives the runs on record, newest first. A record that can't be read is an error with its file's name.
+// List gives the runs on record, newest first. One that can't be read says so in its place.
 func List(dir string) ([]Result, error) {
 	names, err := records(dir)
 	if err != nil {
@@ -84,11 +113,14 @@ func List(dir string) ([]Result, error) {
 		if err != nil {
 			return nil, fmt.Errorf("record of a drill: %w", err)
 		}
-		var r Result
-		if err := json.Unmarshal(raw, &r); err != nil || r.Form != Form {
-			return nil, fmt.Errorf("record of a drill: %s is of form %d or damaged (%w)", name, r.Form, errors.Join(err, errors.ErrUnsupported))
+		all = append(all, decode(strings.TrimSuffix(name, ".json"), raw))
+	}
+	if idle := !underWay(dir); idle {
+		for i := range all {
+			if r := &all[i]; r.Outcome == Running {
+				r.Outcome, r.Why = Killed, "its process ended before it could put back what it had broken: cellgate status shows what is down, regionctl status what is evacuated"
+			}
 		}
-		all = append(all, r)
 	}
 	slices.SortStableFunc(all, func(a, b Result) int { return cmp.Or(b.Began.Compare(a.Began), strings.Compare(b.ID, a.ID)) })
 	return all, nil

@@ -62,11 +62,15 @@ type Outcome string
 
 // The outcomes.
 const (
-	Running   Outcome = "running" // or it was killed before it could undo what it did
+	Running   Outcome = "running"
 	Passed    Outcome = "passed"
 	Failed    Outcome = "failed"     // a figure is over its limit
 	BrokenOff Outcome = "broken off" // by its operator
 	Unproved  Outcome = "unproved"   // something went wrong that says nothing about the figures
+
+	// What List finds and no run says of itself.
+	Killed     Outcome = "killed"     // before it could undo what it did
+	Unreadable Outcome = "unreadable" // damaged, or of a newer version
 )
 
 // Form is the version of the stored form of Result.

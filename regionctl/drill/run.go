@@ -93,15 +93,15 @@ func Run(ctx context.Context, w World, d Drill, o Options) (Result, error) {
 	if o.Rate == 0 {
 		o.Rate = DefaultRate
 	}
-	if o.Target != "" && d.Target == "" {
-		return Result{}, fmt.Errorf("the drill %s takes no target", d.Name)
+	if err := d.Aim(w.Layout(), o.Target); err != nil {
+		return Result{}, err
 	}
 	if why := Check(ctx, w); len(why) > 0 && !o.Force {
 		return Result{}, &Refused{why}
 	}
 	began := time.Now().UTC()
 	s := &session{world: w, at: w.Layout(), o: o, result: Result{
-		Form: Form, ID: began.Format("20060102T150405Z") + "-" + d.Name, Drill: d.Name, Began: began, Rate: o.Rate, Target: o.Target, Outcome: Running,
+		Form: Form, ID: began.Format(stamp) + "-" + d.Name, Drill: d.Name, Began: began, Rate: o.Rate, Target: o.Target, Outcome: Running,
 	}}
 	defer s.close()
 	if st, err := w.Status(ctx); err == nil {

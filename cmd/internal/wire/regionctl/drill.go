@@ -75,6 +75,9 @@ func drillNames() []string {
 }
 
 func dryDrill(cmd *cobra.Command, world *drillWorld, d drill.Drill, o drill.Options) error {
+	if err := d.Aim(world.Layout(), o.Target); err != nil {
+		return err
+	}
 	fmt.Fprintf(cmd.OutOrStdout(), "%s: %s, under %.0f requests per second.\nIt passes when %s.\n", d.Name, d.Short, o.Rate, d.Proves)
 	if why := drill.Check(cmd.Context(), world); len(why) > 0 && !o.Force {
 		return &ExitError{Code: ExitRefused, Err: &drill.Refused{Why: why}}
