@@ -27,6 +27,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
+
+	"github.com/cellgate/cellgate/internal/loopback"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -133,11 +135,14 @@ func identity(t *testing.T) *tls.Config {
 		RootCAs: pool, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert, ServerName: "peer"}
 }
 
+// freeAddr is an address that nobody else wants while the test runs.
+func freeAddr(t *testing.T) string { return loopback.For(t).Addr(0, 1).String() + ":7000" }
+
 // start listens on addr ("" = any) and serves until the test ends or stop is called.
 func start(t *testing.T, tc *tls.Config, addr string) *controller {
 	t.Helper()
 	if addr == "" {
-		addr = "127.25.0.1:0"
+		addr = freeAddr(t)
 	}
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
@@ -230,12 +235,7 @@ func TestAttachSaysHelloAndDeliversInOrder(t *testing.T) {
 
 func TestUnsentMessagesNewestOfAKindWins(t *testing.T) {
 	tc := identity(t)
-	l, err := net.Listen("tcp", "127.25.0.1:0") // reserves an address where nothing serves yet
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr := l.Addr().String()
-	l.Close()
+	addr := freeAddr(t) // nothing serves there yet
 	c := attach(t, Options{Controllers: []string{addr}, TLS: tc})
 	for i := range uint64(10_000) {
 		c.Send(ack(i + 1))
@@ -328,7 +328,7 @@ type relay struct {
 }
 
 func newRelay(t *testing.T, to string) *relay {
-	l, err := net.Listen("tcp", "127.25.0.1:0")
+	l, err := net.Listen("tcp", freeAddr(t))
 	if err != nil {
 		t.Fatal(err)
 	}

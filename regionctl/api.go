@@ -43,13 +43,13 @@ func (c *Controller) routes() http.Handler {
 		"GET /v1/status":                  c.getStatus,
 		"GET /v1/cells":                   c.getCells,
 		"GET /v1/cells/{id...}":           c.getCell,
-		"GET /v1/config/versions":         c.getVersions,
+		"GET /v1/config/versions":         c.knowing(c.getVersions),
 		"POST /v1/config/versions":        c.postVersion,
-		"GET /v1/config/versions/{n}":     c.getVersion,
+		"GET /v1/config/versions/{n}":     c.knowing(c.getVersion),
 		"POST /v1/config/versions/{verb}": c.postRollback,
 		"POST /v1/config/explain":         c.postExplain,
-		"GET /v1/rollouts":                c.getRollouts,
-		"GET /v1/rollouts/{n}":            c.getRollout,
+		"GET /v1/rollouts":                c.knowing(c.getRollouts),
+		"GET /v1/rollouts/{n}":            c.knowing(c.getRollout),
 		"POST /v1/rollouts/{verb}":        c.postRolloutOrder,
 		"GET /v1/evacuations":             c.getEvacuations,
 		"POST /v1/evacuations":            c.postEvacuation,
@@ -68,6 +68,20 @@ func (c *Controller) routes() http.Handler {
 	mux.HandleFunc("GET /readyz", c.readyz)
 	mux.Handle("GET /metrics", c.guarded(c.metricsHandler()))
 	return faultPages(mux)
+}
+
+// knowing keeps a controller that has not read the global store yet from saying that nothing was ever published.
+func (c *Controller) knowing(h handler) handler {
+	return func(r *call) (any, error) {
+		if !c.intent.ready() {
+			return nil, starting("it has not read the global store yet; ask again, or ask another region")
+		}
+		return h(r)
+	}
+}
+
+func starting(detail string) *Fault {
+	return fault(http.StatusServiceUnavailable, "starting", "The controller has just started", "%s", detail)
 }
 
 // faultPages makes the mux's own 404 and 405 problem documents.

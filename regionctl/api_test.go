@@ -72,6 +72,7 @@ func TestAPIAbuseIsAnsweredWithAProblemAndChangesNothing(t *testing.T) {
 }
 
 func TestOnlyTheTokenOpensTheAPI(t *testing.T) {
+	t.Parallel()
 	w := quiet(t)
 	for _, auth := range []string{"", "Bearer", "Bearer ", "Bearer wrong", "Basic " + testToken, testToken, "Bearer " + testToken + "x", "Bearer " + strings.Repeat("x", 10_000)} {
 		for _, path := range []string{"/v1/status", "/v1/evacuations", "/metrics"} {
@@ -99,6 +100,7 @@ func TestOnlyTheTokenOpensTheAPI(t *testing.T) {
 }
 
 func TestOperatorCertificatesOpenTheAPIAndOtherRolesDoNot(t *testing.T) {
+	t.Parallel()
 	w := quiet(t)
 	for role, want := range map[string]bool{"operator": true, "capacityd": true, "proxy": false} {
 		cert := w.clientCert(role)

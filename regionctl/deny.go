@@ -173,6 +173,9 @@ func (c *Controller) deny(r *call, req DenyRequest, e denylist.Entry, verb strin
 		return nil, err
 	}
 	answer.Reached = append([]RegionReach{reach}, c.tellAll(r.Context(), nil, []denylist.Entry{e})...)
+	if err := c.heldBySomebody(answer.Reached); err != nil {
+		return nil, err
+	}
 	if !e.Removed {
 		answer.Warnings = append(answer.Warnings, c.unknown(r.Context(), e)...)
 	}

@@ -54,6 +54,7 @@ func TestEvacuationIsRefusedWhenTheRestCannotCarryIt(t *testing.T) {
 }
 
 func TestLastUsableCellIsNeverEvacuated(t *testing.T) {
+	t.Parallel()
 	w := quiet(t)
 	w.planned(5 * time.Second)
 	for _, id := range []string{"us-east", "eu-west/b"} {
@@ -71,6 +72,7 @@ func TestLastUsableCellIsNeverEvacuated(t *testing.T) {
 
 // Two operators, each of whose orders is safe alone, cannot together empty the world.
 func TestTwoOperatorsAtOnceCannotEmptyTheWorld(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.start("eu-west")
 	w.start("us-east")
@@ -96,6 +98,7 @@ func TestTwoOperatorsAtOnceCannotEmptyTheWorld(t *testing.T) {
 }
 
 func TestDryRunOfARegionSaysWhereItsTrafficGoes(t *testing.T) {
+	t.Parallel()
 	w := quiet(t)
 	w.planned(5 * time.Second)
 	var e Evacuated
@@ -120,6 +123,7 @@ func TestDryRunOfARegionSaysWhereItsTrafficGoes(t *testing.T) {
 }
 
 func TestEvacuationSurvivesRestartsAndRenewalKeepsItsStart(t *testing.T) {
+	t.Parallel()
 	w := quiet(t)
 	w.planned(5 * time.Second)
 	var first, again, list Evacuated
@@ -140,6 +144,7 @@ func TestEvacuationSurvivesRestartsAndRenewalKeepsItsStart(t *testing.T) {
 }
 
 func TestRestoringTwiceIsRestoringOnce(t *testing.T) {
+	t.Parallel()
 	w := quiet(t)
 	w.ask("eu-west", "POST", "/v1/evacuations", EvacuateRequest{What: "eu-west/a", Reason: "x", Force: true}, nil)
 	var first, again Evacuated
@@ -160,6 +165,7 @@ func TestRestoringTwiceIsRestoringOnce(t *testing.T) {
 // The regions' ledgers remember a restoration for a week. The leader must not forget it in the global store over and over:
 // every time would move the guard, and refuse an operator's order that was being made.
 func TestOrderWhoseCellIsFullyBackIsForgottenOnce(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	l, end := b.incumbent(b.global.Join())
 	defer end()
@@ -183,6 +189,7 @@ func TestOrderWhoseCellIsFullyBackIsForgottenOnce(t *testing.T) {
 }
 
 func TestExpiryEndsAnEvacuationOnceAndIsAnAlarmInTheAudit(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	l, end := b.incumbent(b.global.Join())
 	defer end()

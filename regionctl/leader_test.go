@@ -139,6 +139,7 @@ func (b *bench) all(version uint64) bool {
 // The leader dies at every one of its writes, before and after the write is durable; each time the next leader ends the
 // rollout, and no target ever goes back.
 func TestRolloutSurvivesTheLeadersDeathAtEveryWrite(t *testing.T) {
+	t.Parallel()
 	for _, persisted := range []bool{false, true} {
 		at := 1
 		for newBench(t).rolloutWithDeath(at, persisted) {
@@ -199,6 +200,7 @@ func (b *bench) rolloutWithDeath(at int, persisted bool) bool {
 }
 
 func TestRefusedVersionIsRolledBackUnderANewNumberWithTheOldChecksum(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	l, end := b.incumbent(b.global.Join())
 	defer end()
@@ -243,6 +245,7 @@ func TestRefusedVersionIsRolledBackUnderANewNumberWithTheOldChecksum(t *testing.
 }
 
 func TestDeposedLeaderChangesNothing(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	old, end := b.incumbent(b.global.Join())
 	b.publishDirect(old.Controller, 2)
@@ -278,6 +281,7 @@ func hash(entries []store.Entry) string {
 }
 
 func TestPlansAreKeptWithinTheirBound(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	l, end := b.incumbent(b.global.Join())
 	defer end()

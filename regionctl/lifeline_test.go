@@ -91,7 +91,7 @@ func TestEvacuationNeedsNeitherLeaderNorGlobalStore(t *testing.T) {
 	w.lose(true)
 	began := time.Now()
 	code, f := w.ask("us-east", "POST", "/v1/evacuations", EvacuateRequest{What: "eu-west/a", Reason: "fire"}, nil)
-	if code != 503 || !strings.Contains(f.Detail, "--break-glass") || time.Since(began) > 3*time.Second {
+	if code != 503 || !strings.Contains(f.Detail, "--break-glass") || time.Since(began) > slack*3*time.Second {
 		t.Errorf("without breaking the glass: %d %v after %v", code, f, time.Since(began))
 	}
 	var e Evacuated
@@ -189,9 +189,13 @@ func TestOrdersAndDenialsNeedNoStoreAtAll(t *testing.T) {
 	}
 	w.lose(true)
 	var e Evacuated
-	if code, f := w.ask("us-east", "POST", "/v1/evacuations", EvacuateRequest{What: "eu-west/b", Reason: "x", Over: "0s", BreakGlass: true}, &e); code != 200 || e.Reached[0].Stored || !e.Reached[0].Taken {
-		t.Fatalf("%d %v %+v", code, f, e)
-	}
+	w.eventually("both regions take the order", 5*time.Second, func() bool {
+		code, f := w.ask("us-east", "POST", "/v1/evacuations", EvacuateRequest{What: "eu-west/b", Reason: "x", Over: "0s", BreakGlass: true}, &e)
+		if code != 200 || e.Reached[0].Stored || e.Reached[1].Stored {
+			t.Fatalf("%d %v %+v", code, f, e)
+		}
+		return e.Reached[0].Taken && e.Reached[1].Taken
+	})
 	var d Denied
 	if code, f := w.ask("eu-west", "POST", "/v1/denials", DenyRequest{Kind: "user", ID: "mallory", Reason: "x"}, &d); code != 200 || d.Reached[0].Stored {
 		t.Fatalf("%d %v %+v", code, f, d)
@@ -220,6 +224,31 @@ func TestOrdersAndDenialsNeedNoStoreAtAll(t *testing.T) {
 		order, _ := w.regions["us-east"].c.order("eu-west/b")
 		return len(list.Entries) == 1 && order.Standing(time.Now())
 	})
+}
+
+// An order that would be lost with the controller that took it is not said to hold.
+func TestAnOrderThatNobodyKeepsIsNotTaken(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.globalGate = &gated{Store: w.global.Join()}
+	w.globalGate.lost.Store(true)
+	r := w.regions["eu-west"]
+	r.gate = &gated{Store: r.regional.Join()}
+	r.gate.lost.Store(true)
+	w.start("eu-west")
+	deny := DenyRequest{Kind: "user", ID: "mallory", Reason: "x"}
+	orders := map[string]any{"/v1/denials": deny, "/v1/evacuations": EvacuateRequest{What: "eu-west/a", Reason: "x", Over: "0s", BreakGlass: true}}
+	for path, order := range orders {
+		if code, f := w.ask("eu-west", "POST", path, order, nil); code != 503 || f.Reason != "not_kept" {
+			t.Errorf("%s with no store, no other region and no node: %d %v", path, code, f)
+		}
+	}
+	n := w.startNode("eu-west/a/1")
+	w.eventually("the order holds once a node is there", 10*time.Second, func() bool {
+		code, _ := w.ask("eu-west", "POST", "/v1/denials", deny, nil)
+		return code == 200
+	})
+	w.eventually("the node knows", 2*time.Second, func() bool { return n.denies("mallory") })
 }
 
 func (n *node) denies(user string) bool {
@@ -273,6 +302,7 @@ func TestTwoOperatorsCannotEmptyTheWorldThroughTheRegions(t *testing.T) {
 
 // A region's clock may be ahead of the one where the order is ended.
 func TestOrdersOfAClockThatIsAheadCanBeEnded(t *testing.T) {
+	t.Parallel()
 	w := quiet(t)
 	c, ahead := w.regions["eu-west"].c, time.Now().UTC().Add(30*time.Second)
 	c.ledger.add([]cells.Evacuation{{Form: 1, Cell: "eu-west/a", Reason: "x", Started: ahead, Expires: ahead.Add(time.Hour)}},
@@ -547,6 +577,7 @@ func (l lockedWriter) Write(p []byte) (int, error) {
 }
 
 func TestAUsersDenialLivesAsLongAsATokenCan(t *testing.T) {
+	t.Parallel()
 	w := quiet(t)
 	doc := routesDocument(2) + "policies:\n  - {id: a, jwt: {issuer: \"https://i\", audience: a, jwks: \"https://i/k\", max_token_lifetime: 2h}}\n  - {id: b, jwt: {issuer: \"https://j\", audience: a, jwks: \"https://j/k\", max_token_lifetime: 30m}}\n"
 	if _, f := w.publish("eu-west", PublishRequest{Files: []PublishFile{{Name: "a.yaml", Data: doc}}}); f != nil {
@@ -568,6 +599,7 @@ func TestAUsersDenialLivesAsLongAsATokenCan(t *testing.T) {
 
 // An order of the regions holds a rollout back in its region like any other (D7).
 func TestARegionalOrderPausesRolloutsInItsRegion(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	l, end := b.incumbent(b.global.Join())
 	defer end()

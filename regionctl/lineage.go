@@ -1,6 +1,7 @@
 package regionctl
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -44,6 +45,27 @@ type lineage struct {
 	most  seen
 	since time.Time // when it was first found behind; zero = it is not
 	why   string    // told once it has been for long enough
+	// target is what the copy's target proved last: every loop of a leader asks, and a signature is verified once.
+	target proof
+}
+
+// proof is a signed value and what it shows to have been published.
+type proof struct {
+	value []byte
+	shows seen
+}
+
+// of gives what the value shows; nothing when it can't be read.
+func (p *proof) of(value []byte, read func([]byte) (seen, error)) seen {
+	if bytes.Equal(p.value, value) {
+		return p.shows
+	}
+	s, err := read(value)
+	if err != nil {
+		return seen{}
+	}
+	*p = proof{value, s}
+	return s
 }
 
 func (l *lineage) told() string {
@@ -73,18 +95,15 @@ func (c *Controller) shown() (now seen, ok bool) {
 
 // seenHere is what this controller itself knows.
 func (c *Controller) seenHere() seen {
-	c.lineage.mu.Lock()
-	out := c.lineage.most
-	c.lineage.mu.Unlock()
+	l := &c.lineage
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := l.most
 	out.Form = seenForm
 	if e, ok := c.copied.get(store.KeyCopyTarget); ok {
-		if t, err := c.target(e.Value); err == nil {
-			out.raise(t.Epoch, t.Head)
-			for _, v := range versionsOf(t) {
-				out.raise(0, v.Number)
-			}
-			out.Target = e.Value
-		}
+		s := l.target.of(e.Value, c.targetShows)
+		out.raise(s.Epoch, s.Head)
+		out.Target = s.Target
 	}
 	if e, ok := c.copied.get(store.KeyCopyPlan); ok {
 		if epoch, head, err := planSeen(e.Value); err == nil {
@@ -92,6 +111,18 @@ func (c *Controller) seenHere() seen {
 		}
 	}
 	return out
+}
+
+func (c *Controller) targetShows(envelope []byte) (s seen, err error) {
+	t, err := c.target(envelope)
+	if err != nil {
+		return s, err
+	}
+	s = seen{Epoch: t.Epoch, Head: t.Head, Target: envelope}
+	for _, v := range versionsOf(t) {
+		s.raise(0, v.Number)
+	}
+	return s, nil
 }
 
 // published is what any controller is known to have seen.

@@ -170,9 +170,9 @@ func (b *bench) routed(regional store.Store) *steer.Plan {
 	t := b.t
 	gone := &gated{Store: mem.New()}
 	gone.lost.Store(true)
-	nodes, err := net.Listen("tcp", freeAddr(t))
+	nodes, err := net.Listen("tcp", b.freeAddr().String())
 	must(t, err)
-	api, err := net.Listen("tcp", freeAddr(t))
+	api, err := net.Listen("tcp", b.freeAddr().String())
 	must(t, err)
 	c, err := New(Options{
 		World: "gw.test", ID: "r0000/1", Region: "r0000", Topology: b.topology, Zone: "gw.test", Global: gone, Regional: regional,

@@ -17,6 +17,7 @@ func files(docs ...string) []PublishFile {
 }
 
 func TestConcurrentPublishersNeverShareANumber(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.start("eu-west")
 	w.start("us-east")
@@ -48,6 +49,7 @@ func TestConcurrentPublishersNeverShareANumber(t *testing.T) {
 }
 
 func TestShrinkingByMoreThanATenthNeedsConfirmation(t *testing.T) {
+	t.Parallel()
 	w := quiet(t)
 	w.publishRoutes("eu-west", 20)
 	nine := PublishRequest{Files: files(routesDocument(17))}
@@ -67,6 +69,7 @@ func TestShrinkingByMoreThanATenthNeedsConfirmation(t *testing.T) {
 }
 
 func TestDryRunChangesNothing(t *testing.T) {
+	t.Parallel()
 	w := quiet(t)
 	p, f := w.publish("eu-west", PublishRequest{Files: files(routesDocument(3)), DryRun: true})
 	if f != nil || p.Version != 1 || !p.DryRun || p.Counts.Routes != 3 {
@@ -81,6 +84,7 @@ func TestDryRunChangesNothing(t *testing.T) {
 }
 
 func TestInvalidDocumentIsRefusedWithEveryProblemAndItsLine(t *testing.T) {
+	t.Parallel()
 	w := quiet(t)
 	doc := "version: v1\nroutes:\n  - {id: a, match: {host: api.gw.test, path: /a}, upstream: nowhere}\n  - {id: b, match: {host: api.gw.test, path: /b}, upstream: u, tiemout: 1s}\nupstreams:\n  - {id: u, endpoints: [\"169.254.169.254:80\"]}\n"
 	_, f := w.publish("eu-west", PublishRequest{Files: files(doc)})
@@ -100,6 +104,7 @@ func TestInvalidDocumentIsRefusedWithEveryProblemAndItsLine(t *testing.T) {
 }
 
 func TestRollbackIsANewNumberWithTheOldChecksum(t *testing.T) {
+	t.Parallel()
 	w := quiet(t)
 	one := w.publishRoutes("eu-west", 3)
 	w.publishRoutes("eu-west", 4)
@@ -122,6 +127,7 @@ func TestRollbackIsANewNumberWithTheOldChecksum(t *testing.T) {
 }
 
 func TestIdempotencyKeyAndIfMatchKeepPublicationsApart(t *testing.T) {
+	t.Parallel()
 	w := quiet(t)
 	post := func(header, value string) (Published, *Fault) {
 		var p Published
@@ -150,6 +156,7 @@ func TestIdempotencyKeyAndIfMatchKeepPublicationsApart(t *testing.T) {
 }
 
 func TestPublishingByOwnerReplacesExactlyWhatTheTeamOwns(t *testing.T) {
+	t.Parallel()
 	w := quiet(t)
 	base := `version: v1
 upstreams:
@@ -202,6 +209,7 @@ samples:
 }
 
 func TestEveryChangeIsInTheAuditWithWhoAndWhy(t *testing.T) {
+	t.Parallel()
 	w := quiet(t)
 	if _, f := w.publish("eu-west", PublishRequest{Files: files(routesDocument(2)), Message: "first light"}); f != nil {
 		t.Fatal(f)

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/http"
 	"net/netip"
 	"os"
@@ -40,15 +39,9 @@ func (w *world) etcds() *members {
 		return p
 	}
 	ca, peers := write("ca", w.ca.CertPEM()), map[string]netip.AddrPort{}
-	free := func() netip.AddrPort {
-		l, err := net.Listen("tcp", "127.24.0.1:0")
-		must(w.t, err)
-		defer l.Close()
-		return l.Addr().(*net.TCPAddr).AddrPort()
-	}
 	for i := range 3 {
 		name := fmt.Sprint("m", i)
-		addr, peer := free(), free()
+		addr, peer := w.freeAddr(), w.freeAddr()
 		cert, key, err := w.ca.Issue(trust.Identity{World: "gw.test", Role: trust.RoleEtcd, ID: cells.NodeID("eu-west/" + name)}, []netip.Addr{addr.Addr()}, nil, time.Now(), time.Hour)
 		must(w.t, err)
 		peers[name] = peer
@@ -121,16 +114,16 @@ func TestWithoutQuorumReadsGoOnAndOrdersAreRefusedAtOnce(t *testing.T) {
 
 	m.end[1]()
 	m.end[2]()
-	for range 2 { // at once, and when it was noticed
+	for range 2 { // at once, and once it was noticed
 		began := time.Now()
 		_, f := w.publish("us-east", PublishRequest{Files: []PublishFile{{Name: "a.yaml", Data: routesDocument(2)}}, Confirm: true})
-		if took := time.Since(began); f == nil || f.Status != http.StatusServiceUnavailable || f.Reason != "store_unavailable" || took > 3*time.Second {
+		if took := time.Since(began); f == nil || f.Status != http.StatusServiceUnavailable || f.Reason != "store_unavailable" || took > slack*3*time.Second {
 			t.Fatalf("publishing without a quorum: %v after %v", f, took)
 		}
-		time.Sleep(2 * time.Second)
+		w.eventually("the controller notices", 5*time.Second, w.regions["us-east"].c.globalSeen.lost.Load)
 	}
 	began := time.Now()
-	if code, f := w.ask("eu-west", "POST", "/v1/rollouts/current:pause", RolloutOrder{}, nil); code != http.StatusServiceUnavailable || time.Since(began) > 3*time.Second {
+	if code, f := w.ask("eu-west", "POST", "/v1/rollouts/current:pause", RolloutOrder{}, nil); code != http.StatusServiceUnavailable || time.Since(began) > slack*3*time.Second {
 		t.Errorf("an order to the rollout: %d %v after %v", code, f, time.Since(began))
 	}
 	if s := w.status("us-east"); s.Version != first || len(s.Nodes) != 8 || s.Nodes[0].Served != first {
@@ -171,15 +164,11 @@ func TestSlowDiskSlowsPublishingOnly(t *testing.T) {
 	must(t, err)
 	w.globalGate.slow.Store(int64(300 * time.Millisecond))
 	second := w.publishRoutes("eu-west", 2).Version
-	quickest := time.Hour // a busy machine may delay some
-	for range 5 {
+	w.eventually("a status that doesn't wait for the disk", 2*time.Second, func() bool {
 		began := time.Now()
 		w.status("us-east")
-		quickest = min(quickest, time.Since(began))
-	}
-	if quickest > 250*time.Millisecond {
-		t.Errorf("status waits for the disk: %v at best", quickest)
-	}
+		return time.Since(began) < 250*time.Millisecond
+	})
 	w.eventually("every node serves it", 20*time.Second, func() bool { return w.allServe(second) })
 	if now, err := w.global.Get(t.Context(), store.KeyLeader); err != nil || now.Modified != leader.Modified {
 		t.Errorf("the leader lost its office to a slow disk: %v", err)

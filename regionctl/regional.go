@@ -65,12 +65,30 @@ func (c *Controller) evacuateRegionally(r *call, ids []cells.CellID, order cells
 	}
 	audit := AuditEntry{Who: r.who, What: "evacuate (break glass, regional)", On: join(ids), Why: order.Reason, After: fmt.Sprintf("over %s, until %s", order.Over, order.Expires.Format(time.RFC3339))}
 	reached, err := c.propose(r.Context(), answer.Orders, audit)
+	if err == nil {
+		err = c.heldBySomebody(reached)
+	}
 	if err != nil {
 		return nil, err
 	}
 	answer.Reached = reached
 	c.log.Warn("evacuation ordered through the regions", "cells", join(ids), "by", r.who, "reason", order.Reason, "until", order.Expires)
 	return answer, nil
+}
+
+// heldBySomebody keeps this controller from saying that an order holds which is in its own memory alone: no store took it, no
+// other region, and no process is attached to hear of it. A controller that stops has let all of them go.
+func (c *Controller) heldBySomebody(reached []RegionReach) error {
+	for _, r := range reached {
+		if r.Taken && (r.Stored || r.Region != c.opt.Region) {
+			return nil
+		}
+	}
+	if len(c.nodes.Attached()) > 0 {
+		return nil
+	}
+	return fault(503, "not_kept", "Nobody but this controller's memory has the order",
+		"the region's store does not answer, no other region was reached and no node is attached: give the order again")
 }
 
 // propose has every reachable region take the orders. When one refuses, those that took them are told that it is withdrawn.
@@ -206,6 +224,9 @@ func (c *Controller) restoreRegionally(r *call, req RestoreRequest, ids []cells.
 		return nil, err
 	}
 	answer.Reached = append([]RegionReach{reach}, c.tellAll(r.Context(), answer.Orders, nil)...)
+	if err := c.heldBySomebody(answer.Reached); err != nil {
+		return nil, err
+	}
 	c.log.Warn("restoration ordered through the regions", "what", req.What, "by", r.who)
 	return answer, nil
 }

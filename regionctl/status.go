@@ -2,7 +2,6 @@ package regionctl
 
 import (
 	"fmt"
-	"net/http"
 	"time"
 
 	"github.com/cellgate/cellgate/capacity"
@@ -19,8 +18,7 @@ const silent = 10 * time.Second
 func (c *Controller) getStatus(*call) (any, error) {
 	s := c.status(c.opt.Now())
 	if s.Version == 0 && !c.intent.ready() {
-		return nil, fault(http.StatusServiceUnavailable, "starting", "The controller has just started",
-			"it has read no store and heard no node yet; ask again, or ask another region")
+		return nil, starting("it has read no store and heard no node yet; ask again, or ask another region")
 	}
 	return s, nil
 }

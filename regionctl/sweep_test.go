@@ -12,6 +12,7 @@ import (
 )
 
 func TestSweepForgetsOldVersionsAndWhatOnlyTheyNeeded(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	l, end := b.incumbent(b.global.Join())
 	defer end()
@@ -47,6 +48,7 @@ func TestSweepForgetsOldVersionsAndWhatOnlyTheyNeeded(t *testing.T) {
 // A publication that began before a sweep starts over; one that begins during a sweep writes what is there already anew, so
 // that it is whole whatever the sweep does. Neither waits for it.
 func TestPublicationsAndASweepDoNotDisturbOneAnother(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	l, end := b.incumbent(b.global.Join())
 	defer end()

@@ -10,6 +10,7 @@ import (
 
 // The expiry of an order brings a cell back only when the cell is well: not while it is down, nor while nobody sees it.
 func TestAnExpiredEvacuationRampsBackOnlyAHealthyCell(t *testing.T) {
+	t.Parallel()
 	for _, ill := range []health.Status{health.Unhealthy, health.Unknown} {
 		in := inputs(world(3, 2, 1_000_000))
 		s := Step(State{}, in, t0)

@@ -43,6 +43,7 @@ func (s State) with(f Fallback) State {
 // Every loss has a fallback: it moves the slots of the lost cells and no others, names none of them while another cell is
 // usable, and takes nobody above the target when the rest has room (L7, P4).
 func TestFallbacksCarryEveryLossUnderTarget(t *testing.T) {
+	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWalk(t)
 		for range rapid.IntRange(0, 12).Draw(t, "steps") {
@@ -114,6 +115,7 @@ func (w *walk) receiversStayUnderTarget(id string, lost []int, f Fallback) {
 
 // A loaded world at 45 % loses any cell or region: by arithmetic nobody passes 70 %.
 func TestAnyLossOfAHalfLoadedWorldStaysUnderTarget(t *testing.T) {
+	t.Parallel()
 	in := inputs(world(4, 2, 1_000_000))
 	s, now := Step(State{}, in, t0), t0
 	for range 60 {
@@ -149,10 +151,11 @@ func TestAnyLossOfAHalfLoadedWorldStaysUnderTarget(t *testing.T) {
 
 // Rounds of a large world take several steps, stay within the bound, and end.
 func TestFallbacksOfALargeWorldAreMadeInRoundsAndBounded(t *testing.T) {
-	in := bigInputs()
+	t.Parallel()
+	in := largeInputs(manyLocalities, manyCells)
 	s, now := Step(State{}, in, t0), t0
 	if s.FallbackDue == 0 {
-		t.Fatal("a world of 200 cells and 2,000 localities had all its fallbacks in one step")
+		t.Fatal("a large world had all its fallbacks in one step")
 	}
 	steps := 0
 	for ; s.FallbackDue > 0 && steps < 200; steps++ {
@@ -195,6 +198,7 @@ func TestFallbacksBeyondTheBoundAreThoseOfTheLeastLoad(t *testing.T) {
 // Whatever a router withdraws: only slots of withdrawn cells change, and nobody is sent to a dead or leaving cell while a
 // better one is in the set. The rows of bystanders are the plan's own.
 func TestOverlaySubtractsAndLeavesBystandersAlone(t *testing.T) {
+	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWalk(t)
 		for range rapid.IntRange(0, 8).Draw(t, "steps") {
@@ -262,6 +266,7 @@ func overlaid(t *rapid.T, p *Plan, by []Withdrawal, rows []Row, allUp bool) {
 
 // The overlay of one dead cell or region is exactly its fallback.
 func TestOverlayOfOneLossIsItsFallback(t *testing.T) {
+	t.Parallel()
 	in := inputs(world(3, 2, 1_000_000))
 	s := Step(State{}, in, t0)
 	losses := s.Plan.losses()
@@ -279,6 +284,7 @@ func TestOverlayOfOneLossIsItsFallback(t *testing.T) {
 
 // Slots leave in the same order everywhere, spread over the cell's own, and none comes back while the share grows.
 func TestSlotsLeaveOneByOne(t *testing.T) {
+	t.Parallel()
 	in := inputs(world(2, 2, 1_000_000))
 	s := Step(State{}, in, t0)
 	by := make([]Withdrawal, len(s.Plan.Cells))
@@ -302,6 +308,7 @@ func TestSlotsLeaveOneByOne(t *testing.T) {
 }
 
 func TestHostileFallbacksAreRefused(t *testing.T) {
+	t.Parallel()
 	good, _ := json.Marshal(Step(State{}, inputs(world(2, 2, 1_000_000)), t0).Plan)
 	var m map[string]any
 	first := func() map[string]any { return m["fallbacks"].([]any)[0].(map[string]any) }

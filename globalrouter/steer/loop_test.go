@@ -12,6 +12,7 @@ import (
 // noisy, wherever the clients are: nobody passes the target, the order may stand, the cell is empty when it should be and
 // full again after the ramp, and then nothing moves any more.
 func TestEvacuationAndRestoreInAClosedLoop(t *testing.T) {
+	t.Parallel()
 	for name, demand := range map[string][]float64{
 		"clients known":           {0, 840_000, 840_000, 840_000},
 		"clients unknown":         {2_500_000, 0, 0, 0},

@@ -59,6 +59,7 @@ func (w *walk) change() {
 }
 
 func TestEveryStepKeepsThePromises(t *testing.T) {
+	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWalk(t)
 		for range rapid.IntRange(1, 25).Draw(t, "steps") {
@@ -200,6 +201,7 @@ func (w *walk) settle(percent int) {
 }
 
 func TestBystandersKeepTheirSlotsByteForByte(t *testing.T) {
+	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWalk(t)
 		topo := w.in.Topology
@@ -272,6 +274,7 @@ func (f *flow) tick(p *Plan, seconds float64, dead map[int]bool) []float64 {
 // A region of a world at half its limit dies and comes back: the others stay near their target, everything that moved was
 // displaced or came home, and nothing moves afterwards (P1, P3, P8 in a closed loop).
 func TestRegionDiesAndComesBackWithoutOverloadOrOscillation(t *testing.T) {
+	t.Parallel()
 	in := inputs(world(4, 2, 1_000_000))
 	s := Step(State{}, in, t0)
 	f := &flow{demand: []float64{0, 900_000, 900_000, 900_000, 900_000}, arrives: make([][]float64, 5), tau: 5}
@@ -322,6 +325,7 @@ func movedMass(a, b *Plan, demand []float64) (sum float64) {
 }
 
 func TestUnknownCellKeepsWhatItHasAndReceivesNothing(t *testing.T) {
+	t.Parallel()
 	in := inputs(world(2, 2, 1_000_000))
 	s := Step(State{}, in, t0)
 	in.Health["eu/a"] = health.Unknown
@@ -342,6 +346,7 @@ func TestUnknownCellKeepsWhatItHasAndReceivesNothing(t *testing.T) {
 }
 
 func TestDemandIsHeldWhenItsCellsFallSilentOrDie(t *testing.T) {
+	t.Parallel()
 	in := inputs(world(2, 2, 1_000_000))
 	s := Step(State{}, in, t0)
 	now := t0
@@ -371,6 +376,7 @@ func TestDemandIsHeldWhenItsCellsFallSilentOrDie(t *testing.T) {
 
 // A region's clients are split evenly over equally near cells, also where they are guests.
 func TestGuestsAreSplitEvenlyOverEquallyNearCells(t *testing.T) {
+	t.Parallel()
 	in := inputs(world(2, 2, 1_000_000))
 	s := Step(State{}, in, t0)
 	in.Health["eu/a"], in.Health["eu/b"] = health.Unhealthy, health.Unhealthy
@@ -382,6 +388,7 @@ func TestGuestsAreSplitEvenlyOverEquallyNearCells(t *testing.T) {
 
 // What went away because a cell was too full comes back at most at 2 % of the limit in 10 s, scaled to the ramp.
 func TestReturnIsBoundedByTheInflowBudget(t *testing.T) {
+	t.Parallel()
 	in := inputs(world(2, 1, 1_000_000))
 	in.Ramp = 600 * time.Second
 	s, now := Step(State{}, in, t0), t0
@@ -414,6 +421,7 @@ func TestReturnIsBoundedByTheInflowBudget(t *testing.T) {
 
 // An atom of which less than half is visible holds its demand.
 func TestDemandIsHeldWhenMostOfItIsSilent(t *testing.T) {
+	t.Parallel()
 	in := inputs(world(1, 3, 1_000_000))
 	s, now := Step(State{}, in, t0), t0
 	for range 40 {
@@ -435,6 +443,7 @@ func TestDemandIsHeldWhenMostOfItIsSilent(t *testing.T) {
 }
 
 func TestSlotsOfARemovedCellArePlacedByName(t *testing.T) {
+	t.Parallel()
 	in := inputs(world(2, 2, 1_000_000))
 	s := Step(State{}, in, t0)
 	in.Topology.Regions[0].Cells = in.Topology.Regions[0].Cells[1:] // positions shift
@@ -448,6 +457,7 @@ func TestSlotsOfARemovedCellArePlacedByName(t *testing.T) {
 }
 
 func TestHostilePlansAreRefused(t *testing.T) {
+	t.Parallel()
 	good, _ := json.Marshal(Step(State{}, inputs(world(2, 2, 1_000_000)), t0).Plan)
 	if _, err := DecodePlan(good); err != nil {
 		t.Fatal(err)
@@ -479,6 +489,7 @@ func TestHostilePlansAreRefused(t *testing.T) {
 
 // The stored forms of version 1 stay readable: what is in testdata was written by the first release.
 func TestFirstFormsAreReadable(t *testing.T) {
+	t.Parallel()
 	raw, err := os.ReadFile("testdata/state-1.json")
 	if err != nil {
 		t.Fatal(err)
@@ -519,7 +530,7 @@ func FuzzDecodePlan(f *testing.F) {
 func BenchmarkStep(b *testing.B) {
 	for _, dead := range []int{0, 1, 20} {
 		b.Run(map[int]string{0: "steady", 1: "cell dies", 20: "region dies"}[dead], func(b *testing.B) {
-			in := bigInputs()
+			in := largeInputs(2000, 20)
 			s := Step(State{}, in, t0)
 			for _, c := range in.Topology.Cells()[:dead] {
 				in.Health[c.ID] = health.Unhealthy
@@ -550,6 +561,7 @@ func loaded(t *testing.T, each cells.MilliRPS) (State, Inputs, time.Time) {
 
 // Above the target every level of the ladder is filled everywhere before the next: two cells that must carry 80 % each do.
 func TestWhatDoesNotFitIsSpreadEvenlyUpTheLadder(t *testing.T) {
+	t.Parallel()
 	s, in, now := loaded(t, 400_000)
 	in.Health["eu/a"], in.Health["eu/b"] = health.Unhealthy, health.Unhealthy
 	s = Step(s, in, now.Add(5*time.Second))
@@ -565,6 +577,7 @@ func TestWhatDoesNotFitIsSpreadEvenlyUpTheLadder(t *testing.T) {
 
 // P5: what passes the hard maximum is named by set and locality, and so is everything when nothing is usable.
 func TestWhatHasNoRoomIsNamed(t *testing.T) {
+	t.Parallel()
 	s, in, now := loaded(t, 600_000)
 	in.Health["eu/a"], in.Health["eu/b"] = health.Unhealthy, health.Unhealthy
 	s = Step(s, in, now.Add(5*time.Second))
@@ -591,6 +604,7 @@ func TestWhatHasNoRoomIsNamed(t *testing.T) {
 
 // D1: a neighbour without room for all does not start a chain of overloads; the rest goes on to the next ones.
 func TestTheNearestNeighbourIsNotOverrun(t *testing.T) {
+	t.Parallel()
 	in := inputs(world(4, 1, 1_000_000))
 	s, now := Step(State{}, in, t0), t0
 	for range 60 {

@@ -66,6 +66,7 @@ func owned(s State, id cells.CellID, loc string) int {
 }
 
 func TestFirstPlanIsAtHomeAtFullWeights(t *testing.T) {
+	t.Parallel()
 	s := Step(State{}, inputs(world(3, 2, 1_000_000)), t0)
 	if err := s.Plan.Validate(); err != nil {
 		t.Fatal(err)
@@ -81,6 +82,7 @@ func TestFirstPlanIsAtHomeAtFullWeights(t *testing.T) {
 }
 
 func TestNumberGrowsOnlyWithTheContent(t *testing.T) {
+	t.Parallel()
 	in := inputs(world(3, 2, 1_000_000))
 	s := Step(State{}, in, t0)
 	for i := range 50 {
@@ -101,6 +103,7 @@ func TestNumberGrowsOnlyWithTheContent(t *testing.T) {
 }
 
 func TestDeadCellLeavesInThatStepAndReturnsOverTheRamp(t *testing.T) {
+	t.Parallel()
 	in := inputs(world(3, 2, 1_000_000))
 	s := Step(State{}, in, t0)
 	in.Health["eu/a"] = health.Unhealthy
@@ -128,6 +131,7 @@ func TestDeadCellLeavesInThatStepAndReturnsOverTheRamp(t *testing.T) {
 }
 
 func TestEvacuationFollowsOver(t *testing.T) {
+	t.Parallel()
 	in := inputs(world(3, 2, 1_000_000))
 	s := Step(State{}, in, t0)
 	in.Evacuations = []cells.Evacuation{{Cell: "us/b", Started: t0, Over: 40 * time.Second, Expires: t0.Add(time.Hour)}}
@@ -157,6 +161,7 @@ func TestEvacuationFollowsOver(t *testing.T) {
 }
 
 func TestTheLastSlotComesHomeToo(t *testing.T) {
+	t.Parallel()
 	in := inputs(world(3, 2, 1_000_000))
 	now := time.Unix(1_790_000_000, 0)
 	s := Step(State{}, in, now)
@@ -176,6 +181,7 @@ func TestTheLastSlotComesHomeToo(t *testing.T) {
 }
 
 func TestAllDownAnswersAsAllUp(t *testing.T) {
+	t.Parallel()
 	in := inputs(world(3, 2, 1_000_000))
 	first := Step(State{}, in, t0)
 	s := first
@@ -199,6 +205,7 @@ func TestAllDownAnswersAsAllUp(t *testing.T) {
 }
 
 func TestOlderEpochChangesNothing(t *testing.T) {
+	t.Parallel()
 	in := inputs(world(3, 2, 1_000_000))
 	s := Step(State{}, in, t0)
 	in.Epoch, in.Health["eu/a"] = 2, health.Unhealthy
@@ -209,6 +216,7 @@ func TestOlderEpochChangesNothing(t *testing.T) {
 }
 
 func TestLiveNameIsNeverEmptied(t *testing.T) {
+	t.Parallel()
 	in := inputs(world(3, 2, 1_000_000))
 	s := Step(State{}, in, t0)
 	in.Names = map[string]string{"api.gw.test": "partner"}
@@ -219,6 +227,7 @@ func TestLiveNameIsNeverEmptied(t *testing.T) {
 }
 
 func TestDryRunSaysWhereTheTrafficGoes(t *testing.T) {
+	t.Parallel()
 	in := inputs(world(2, 2, 100_000))
 	s := Step(State{}, in, t0)
 	for i := 1; i < 30; i++ {
@@ -243,12 +252,12 @@ func TestDryRunSaysWhereTheTrafficGoes(t *testing.T) {
 	}
 }
 
-// bigInputs is 200 cells in 2,000 regions' localities: ten regions have cells, the others only clients.
-func bigInputs() Inputs {
+// largeInputs is a world of many localities: ten regions have cells, the others only clients.
+func largeInputs(localities, perRegion int) Inputs {
 	var t cells.Topology
-	for r := range 2000 {
+	for r := range localities {
 		reg := cells.Region{ID: cells.RegionID(fmt.Sprintf("r%04d", r))}
-		for c := 0; r < 10 && c < 20; c++ {
+		for c := 0; r < 10 && c < perRegion; c++ {
 			reg.Cells = append(reg.Cells, cells.Cell{
 				ID: cells.CellID(fmt.Sprintf("r%04d/%02d", r, c)), HTTPS: 443, Limit: 1_000_000,
 				Addresses: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, byte(r), byte(c)})},
@@ -256,7 +265,7 @@ func bigInputs() Inputs {
 		}
 		t.Regions = append(t.Regions, reg)
 	}
-	for i := range 2000 {
+	for i := range localities {
 		row := make([]int32, 10)
 		for j := range row {
 			row[j] = int32((i*7+j*31)%150 + 5)

@@ -156,12 +156,13 @@ func (s *Set) Begin(i int) { s.all[i].inflight.Add(1) }
 // Cancel takes an attempt back that says nothing about the endpoint: the client left, or the gateway had no room.
 func (s *Set) Cancel(i int) { s.all[i].inflight.Add(-1) }
 
-// End finishes an attempt at i: ok unless the connection failed or the answer was a 5xx. It says whether the endpoint
-// was ejected by it.
+// End finishes an attempt at i that began took ago: ok unless the connection failed or the answer was a 5xx. It says whether
+// the endpoint was ejected by it.
 func (s *Set) End(i int, ok bool, took time.Duration, now time.Time) (ejected bool) {
 	e := s.all[i]
 	e.inflight.Add(-1)
 	if ok {
+		e.readmit(now.UnixNano(), int64(took))
 		e.streak.Store(0)
 		average(&e.failing, 0)
 		if e.latency.Load() == 0 {
@@ -209,6 +210,16 @@ func (s *Set) eject(i int, now int64) bool {
 	e.until.Store(now + n*int64(EjectFor))
 	e.streak.Store(0)
 	return true
+}
+
+// readmit ends an ejection when an attempt that began during it has succeeded: with the rest of the set failing, it was the
+// last resort, and there is nothing to wait for.
+func (e *endpoint) readmit(now, took int64) {
+	until := e.until.Load()
+	ejected := until - min(e.ejections.Load(), maxEjections)*int64(EjectFor)
+	if until > now && now-took >= ejected {
+		e.until.CompareAndSwap(until, now)
+	}
 }
 
 // Ejected says whether i is out at now.

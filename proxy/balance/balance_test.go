@@ -74,6 +74,36 @@ func TestNeverMoreThanHalfIsEjected(t *testing.T) {
 	})
 }
 
+// One of two endpoints restarts, and the other one dies soon after: what still counts as ejected is the last resort, and is
+// in again with its first success. What had begun before the ejection proves nothing.
+func TestASuccessDuringAnEjectionEndsIt(t *testing.T) {
+	s := New(P2C, 2)
+	fail(s, 1, FailuresToEject, start)
+	now := start.Add(2 * time.Second)
+	s.Begin(1)
+	s.End(1, true, 3*time.Second, now)
+	if !s.Ejected(1, now) {
+		t.Fatal("an answer to a request from before the ejection ended it")
+	}
+	if i := s.Pick(7, 1<<0, now); i != 1 {
+		t.Fatalf("with 0 tried the last resort is %d", i)
+	}
+	s.Begin(1)
+	s.End(1, true, time.Millisecond, now)
+	if s.Ejected(1, now) {
+		t.Fatal("it answers, and stays ejected")
+	}
+	fail(s, 0, failuresInStorm, now)
+	if !s.Ejected(0, now) {
+		t.Fatal("the one that died can't be ejected")
+	}
+	fail(s, 1, failuresInStorm, now)
+	fail(s, 1, failuresInStorm, now.Add(EjectFor))
+	if !s.Ejected(1, now.Add(2*EjectFor)) {
+		t.Fatal("the second ejection is no longer than the first")
+	}
+}
+
 func TestABlipOfEveryFifthAnswerOnAllEjectsNone(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	s, now := New(P2C, 6), start

@@ -18,6 +18,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/cellgate/cellgate/cells"
+	"github.com/cellgate/cellgate/internal/loopback"
 	"github.com/cellgate/cellgate/store"
 	"github.com/cellgate/cellgate/store/etcd"
 	"github.com/cellgate/cellgate/store/etcd/server"
@@ -31,6 +32,8 @@ type cluster struct {
 	ca     *trust.CA
 	roots  *trust.Roots
 	dir    string
+	block  *loopback.Block
+	ports  uint16 // given out
 	addr   netip.AddrPort
 	relay  *relay
 	issued int
@@ -65,13 +68,10 @@ func (c *cluster) clientTLS(role trust.Role) *tls.Config {
 	return trust.ClientTLS(signer, c.roots, trust.RoleEtcd)
 }
 
-func freePort(t testing.TB) netip.AddrPort {
-	ln, err := net.Listen("tcp", "127.27.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ln.Close()
-	return ln.Addr().(*net.TCPAddr).AddrPort()
+// freePort is an address that nobody else wants while the test runs.
+func (c *cluster) freePort() netip.AddrPort {
+	c.ports++
+	return netip.AddrPortFrom(c.block.Addr(0, 1), 7000+c.ports)
 }
 
 // world makes the CA of a world without members.
@@ -81,7 +81,8 @@ func world(t testing.TB) *cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &cluster{t: t, ca: ca, dir: t.TempDir(), addr: freePort(t)}
+	c := &cluster{t: t, ca: ca, dir: t.TempDir(), block: loopback.For(t)}
+	c.addr = c.freePort()
 	if c.roots, err = trust.LoadRoots(c.file("ca.crt", ca.CertPEM())); err != nil {
 		t.Fatal(err)
 	}
@@ -101,7 +102,7 @@ func (c *cluster) member(name string, addr netip.AddrPort, set func(*server.Conf
 	c.t.Helper()
 	cert, key := c.issue(trust.RoleEtcd, "eu-west/1")
 	m := &member{t: c.t, config: server.Config{
-		Name: name, Dir: filepath.Join(c.dir, name), Addr: addr, Peer: freePort(c.t), Cert: cert, Key: key,
+		Name: name, Dir: filepath.Join(c.dir, name), Addr: addr, Peer: c.freePort(), Cert: cert, Key: key,
 		CA: filepath.Join(c.dir, "ca.crt"), Heartbeat: 10 * time.Millisecond,
 	}}
 	if set != nil {
@@ -150,7 +151,7 @@ func start(t testing.TB) *cluster {
 	m := c.member("eu-west", c.addr, nil)
 	m.run()
 	m.wait()
-	c.relay = newRelay(t, c.addr.String())
+	c.relay = c.newRelay()
 	return c
 }
 
@@ -185,10 +186,10 @@ type relay struct {
 	conns map[net.Conn]struct{}
 }
 
-func newRelay(t testing.TB, to string) *relay {
-	ln, err := net.Listen("tcp", "127.27.0.1:0")
+func (c *cluster) newRelay() *relay {
+	ln, err := net.Listen("tcp", c.freePort().String())
 	if err != nil {
-		t.Fatal(err)
+		c.t.Fatal(err)
 	}
 	r := &relay{addr: ln.Addr().String(), conns: map[net.Conn]struct{}{}}
 	go func() {
@@ -197,10 +198,10 @@ func newRelay(t testing.TB, to string) *relay {
 			if err != nil {
 				return
 			}
-			go r.forward(in, to)
+			go r.forward(in, c.addr.String())
 		}
 	}()
-	t.Cleanup(func() { ln.Close(); r.cut() })
+	c.t.Cleanup(func() { ln.Close(); r.cut() })
 	return r
 }
 
@@ -359,7 +360,7 @@ func next(t *testing.T, events <-chan store.Event) store.Event {
 
 func TestOpenedBeforeTheClusterIsUp(t *testing.T) {
 	t.Parallel()
-	s, err := etcd.Open(etcd.Config{Endpoints: []string{"https://" + freePort(t).String()}})
+	s, err := etcd.Open(etcd.Config{Endpoints: []string{"https://" + loopback.For(t).Addr(0, 1).String() + ":2379"}})
 	if err != nil {
 		t.Fatal(err)
 	}

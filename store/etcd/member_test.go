@@ -95,7 +95,7 @@ func TestThreeMembersGoOnWithoutOne(t *testing.T) {
 	var members []*member
 	var addrs []netip.AddrPort
 	for _, name := range names {
-		addrs = append(addrs, freePort(t))
+		addrs = append(addrs, c.freePort())
 		m := c.member(name, addrs[len(addrs)-1], func(s *server.Config) { s.Heartbeat = 50 * time.Millisecond })
 		all[name] = m.config.Peer
 		members = append(members, m)
@@ -269,7 +269,7 @@ func TestMembersThatCannotServeSayWhy(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), c.addr.String()) {
 		t.Errorf("on a taken address: %v", err)
 	}
-	missing := c.member("three", freePort(t), func(s *server.Config) { s.Key = "/does/not/exist" })
+	missing := c.member("three", c.freePort(), func(s *server.Config) { s.Key = "/does/not/exist" })
 	if err := server.Run(t.Context(), missing.config); err == nil {
 		t.Error("without a key")
 	}

@@ -11,12 +11,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cellgate/cellgate/internal/loopback"
 	"github.com/cellgate/cellgate/test/harness"
 )
 
 // The global store is gone, and with it every leader: operators still evacuate, restore, and shut callers out.
 func TestOperatorsNeedNoGlobalStoreToEvacuateAndDeny(t *testing.T) {
-	w, err := up(harness.Bin(t, "cellgate"), filepath.Join(t.TempDir(), "w"), "--net", "127.29.0.0/16", "--regions", "2", "--ramp", "5s")
+	w, err := up(harness.Bin(t, "cellgate"), filepath.Join(t.TempDir(), "w"), "--net", loopback.For(t).String(), "--regions", "2", "--ramp", "5s")
 	if err != nil {
 		t.Fatal(err)
 	}

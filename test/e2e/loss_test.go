@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/cellgate/cellgate/internal/load"
+	"github.com/cellgate/cellgate/internal/loopback"
 	"github.com/cellgate/cellgate/test/harness"
 )
 
@@ -24,7 +25,7 @@ const lossLimit = 150
 
 // Cells and regions are lost while nobody is left to make a plan: the routers subtract them by themselves.
 func TestLossesAreSubtractedWithoutALeader(t *testing.T) {
-	w, err := up(harness.Bin(t, "cellgate"), filepath.Join(t.TempDir(), "w"), "--net", "127.28.0.0/16", "--cell-limit", fmt.Sprint(lossLimit))
+	w, err := up(harness.Bin(t, "cellgate"), filepath.Join(t.TempDir(), "w"), "--net", loopback.For(t).String(), "--cell-limit", fmt.Sprint(lossLimit))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/cellgate/cellgate/internal/load"
+	"github.com/cellgate/cellgate/internal/loopback"
 	"github.com/cellgate/cellgate/test/harness"
 )
 
@@ -272,7 +273,7 @@ func TestSmallWorldInAnAwkwardDirectory(t *testing.T) {
 	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	w, err := up(harness.Bin(t, "cellgate"), dir, "--net", "127.27.0.0/16", "--regions", "1", "--cells", "1", "--proxies", "1", "--ttl", "2s")
+	w, err := up(harness.Bin(t, "cellgate"), dir, "--net", loopback.For(t).String(), "--regions", "1", "--cells", "1", "--proxies", "1", "--ttl", "2s")
 	if err != nil {
 		t.Fatal(err)
 	}

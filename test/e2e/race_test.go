@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cellgate/cellgate/internal/loopback"
 	"github.com/cellgate/cellgate/test/harness"
 )
 
@@ -26,7 +27,7 @@ func TestWorldRunsWithoutDataRaces(t *testing.T) {
 			t.Log("no C compiler: ordinary binaries")
 		}
 	}
-	w, err := up(bin, filepath.Join(t.TempDir(), "w"), "--net", "127.27.0.0/16", "--regions", "2", "--cells", "2", "--proxies", "2")
+	w, err := up(bin, filepath.Join(t.TempDir(), "w"), "--net", loopback.For(t).String(), "--regions", "2", "--cells", "2", "--proxies", "2")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cellgate/cellgate/internal/loopback"
 	"github.com/cellgate/cellgate/test/harness"
 )
 
@@ -114,7 +115,7 @@ func (w *world) cellMetric(t *testing.T, c cell, name, part string) (sum float64
 }
 
 func tailWorld(t *testing.T) *world {
-	w, err := up(harness.Bin(t, "cellgate"), filepath.Join(t.TempDir(), "w"), "--net", "127.30.0.0/16", "--regions", "2")
+	w, err := up(harness.Bin(t, "cellgate"), filepath.Join(t.TempDir(), "w"), "--net", loopback.For(t).String(), "--regions", "2")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cellgate/cellgate/internal/loopback"
 	"github.com/cellgate/cellgate/test/harness"
 )
 
@@ -50,9 +51,9 @@ func TestWrongFlagsAreNamed(t *testing.T) {
 
 func TestSecondWorldIsRefused(t *testing.T) {
 	w := sharedWorld(t)
-	refused(t, 1, "already runs", "up", "--dir", w.Dir, "--net", "127.27.0.0/16")
+	refused(t, 1, "already runs", "up", "--dir", w.Dir, "--net", loopback.For(t).String())
 	other := filepath.Join(t.TempDir(), "other")
-	refused(t, 1, w.Dir, "up", "--dir", other, "--net", "127.26.0.0/16")
+	refused(t, 1, w.Dir, "up", "--dir", other, "--net", shared.block.String())
 	if _, err := os.Stat(other); err == nil {
 		t.Error("the refused world left a directory")
 	}
@@ -61,19 +62,21 @@ func TestSecondWorldIsRefused(t *testing.T) {
 }
 
 func TestPortsInUseAreNamed(t *testing.T) {
-	ln, err := net.Listen("tcp", "127.27.2.1:8443")
+	block := loopback.For(t)
+	https, dns := block.Addr(2, 1).String()+":8443", block.Addr(255, 1).String()+":5300"
+	ln, err := net.Listen("tcp", https)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer ln.Close()
-	pc, err := net.ListenPacket("udp", "127.27.255.1:5300")
+	pc, err := net.ListenPacket("udp", dns)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer pc.Close()
 	dir := filepath.Join(t.TempDir(), "w")
-	res := harness.Run(t, "cellgate", "up", "--dir", dir, "--net", "127.27.0.0/16")
-	for _, want := range []string{"127.27.2.1:8443", "127.27.255.1:5300", "address in use", "proxy/us-east/a/1", "globalrouter/eu-west/1"} {
+	res := harness.Run(t, "cellgate", "up", "--dir", dir, "--net", block.String())
+	for _, want := range []string{https, dns, "address in use", "proxy/us-east/a/1", "globalrouter/eu-west/1"} {
 		if !strings.Contains(res.Stderr, want) {
 			t.Errorf("stderr does not name %s: %s", want, res.Stderr)
 		}
@@ -87,12 +90,12 @@ func TestPortsInUseAreNamed(t *testing.T) {
 }
 
 func TestWrongFilesAreNamed(t *testing.T) {
-	dir := t.TempDir()
+	dir, block := t.TempDir(), loopback.For(t).String()
 	file := filepath.Join(dir, "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	refused(t, 1, "file", "up", "--dir", file, "--net", "127.27.0.0/16")
+	refused(t, 1, "file", "up", "--dir", file, "--net", block)
 	w := filepath.Join(dir, "w")
 	if err := os.MkdirAll(filepath.Join(w, "keys"), 0o700); err != nil {
 		t.Fatal(err)
@@ -100,11 +103,11 @@ func TestWrongFilesAreNamed(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(w, "keys", "internal-ca.both.pem"), []byte("nonsense"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	refused(t, 1, "internal-ca.both.pem is damaged", "up", "--dir", w, "--net", "127.27.0.0/16")
+	refused(t, 1, "internal-ca.both.pem is damaged", "up", "--dir", w, "--net", block)
 	if err := os.WriteFile(filepath.Join(w, "size.json"), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	refused(t, 1, "size.json is damaged", "up", "--dir", w, "--net", "127.27.0.0/16")
+	refused(t, 1, "size.json is damaged", "up", "--dir", w, "--net", block)
 	bare := filepath.Join(dir, "cellgate")
 	raw, err := os.ReadFile(harness.Bin(t, "cellgate"))
 	if err != nil {
@@ -121,8 +124,8 @@ func TestWrongFilesAreNamed(t *testing.T) {
 
 // A start that is interrupted at any time leaves no process, and the directory starts again.
 func TestInterruptedStartLeavesNothingBehind(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "w")
-	flags := []string{"up", "--dir", dir, "--net", "127.27.0.0/16"}
+	dir, block := filepath.Join(t.TempDir(), "w"), loopback.For(t).String()
+	flags := []string{"up", "--dir", dir, "--net", block}
 	for _, after := range []time.Duration{30 * time.Millisecond, 300 * time.Millisecond, time.Second, 2500 * time.Millisecond} {
 		for _, detached := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%v/detached=%v", after, detached), func(t *testing.T) {
@@ -134,7 +137,7 @@ func TestInterruptedStartLeavesNothingBehind(t *testing.T) {
 			})
 		}
 	}
-	w, err := up(harness.Bin(t, "cellgate"), dir, "--net", "127.27.0.0/16")
+	w, err := up(harness.Bin(t, "cellgate"), dir, "--net", block)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +149,7 @@ func TestInterruptedStartLeavesNothingBehind(t *testing.T) {
 	if left := orphans(t, dir); len(left) > 0 {
 		t.Errorf("orphans after down: %v", left)
 	}
-	if w, err = up(w.bin, dir, "--net", "127.27.0.0/16"); err != nil {
+	if w, err = up(w.bin, dir, "--net", block); err != nil {
 		t.Fatal(err)
 	}
 	t.Logf("restart took %v", w.took)
@@ -155,7 +158,7 @@ func TestInterruptedStartLeavesNothingBehind(t *testing.T) {
 	harness.Eventually(t, 5*time.Second, "nobody holds the directory", func() bool {
 		return strings.Contains(harness.Run(t, "cellgate", "status", "--dir", dir).Stderr, "no world is running")
 	})
-	if w, err = up(w.bin, dir, "--net", "127.27.0.0/16"); err != nil {
+	if w, err = up(w.bin, dir, "--net", block); err != nil {
 		t.Fatal(err)
 	}
 	if s := w.status(t); s.Version != version || w.Tokens != tokens {
@@ -199,7 +202,7 @@ func interrupted(t *testing.T, after time.Duration, dir string, args []string) {
 // A world whose directory was removed could not be ordered any more, so it ends.
 func TestWorldEndsWithItsDirectory(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "w")
-	d := harness.Start(t, "cellgate", "up", "--dir", dir, "--net", "127.27.0.0/16", "--regions", "1", "--cells", "1", "--proxies", "1")
+	d := harness.Start(t, "cellgate", "up", "--dir", dir, "--net", loopback.For(t).String(), "--regions", "1", "--cells", "1", "--proxies", "1")
 	d.WaitOutput("ready after", 60*time.Second)
 	if err := os.RemoveAll(dir); err != nil {
 		t.Log(err) // what is written meanwhile may stay

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/cellgate/cellgate/internal/load"
+	"github.com/cellgate/cellgate/internal/loopback"
 	"github.com/cellgate/cellgate/test/harness"
 )
 
@@ -89,9 +90,10 @@ const cellLimit = 300
 
 // theShared is the world that most tests look at or shake; the first one starts it.
 type theShared struct {
-	once sync.Once
-	w    *world
-	err  error
+	once  sync.Once
+	block *loopback.Block
+	w     *world
+	err   error
 }
 
 var shared theShared
@@ -104,7 +106,9 @@ func sharedWorld(t *testing.T) *world {
 			shared.err = err
 			return
 		}
-		shared.w, shared.err = up(harness.Bin(t, "cellgate"), filepath.Join(dir, "w"), "--net", "127.26.0.0/16", "--cell-limit", fmt.Sprint(cellLimit))
+		if shared.block, shared.err = loopback.Claim(); shared.err == nil {
+			shared.w, shared.err = up(harness.Bin(t, "cellgate"), filepath.Join(dir, "w"), "--net", shared.block.String(), "--cell-limit", fmt.Sprint(cellLimit))
+		}
 	})
 	if shared.err != nil {
 		t.Fatal(shared.err)
@@ -116,6 +120,7 @@ func (s *theShared) end() error {
 	if s.w == nil {
 		return nil
 	}
+	defer s.block.Release()
 	out, err := exec.Command(s.w.bin, "down", "--dir", s.w.Dir).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("down: %w: %s", err, out)

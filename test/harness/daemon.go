@@ -85,9 +85,10 @@ func (d *Daemon) Exited() bool {
 	}
 }
 
-// Wait waits for the process to end by itself.
+// Wait waits for the process to end by itself, with Slack.
 func (d *Daemon) Wait(within time.Duration) Result {
 	d.t.Helper()
+	within *= Slack
 	select {
 	case <-d.done:
 	case <-time.After(within):
@@ -111,14 +112,14 @@ func (d *Daemon) WaitOutput(text string, within time.Duration) {
 	})
 }
 
-// WaitHTTP waits until a GET of the URL has the status, 10 s at most; certificates are not verified here.
+// WaitHTTP waits until a GET of the URL has the status, 10 s at most, with Slack; certificates are not verified here.
 // A daemon that ends meanwhile fails the test at once.
 func (d *Daemon) WaitHTTP(url string, status int) {
 	d.t.Helper()
 	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true}
-	client := &http.Client{Timeout: time.Second, Transport: transport}
+	client := &http.Client{Timeout: Slack * time.Second, Transport: transport}
 	last := "no answer"
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(Slack * 10 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		if d.Exited() {
 			d.t.Fatalf("%s ended before %s answered", d.name, url)
 		}
@@ -133,7 +134,7 @@ func (d *Daemon) WaitHTTP(url string, status int) {
 		}
 		last = res.Status
 	}
-	d.t.Fatalf("%s: %s did not answer %d within 10 s: %s", d.name, url, status, last)
+	d.t.Fatalf("%s: %s did not answer %d within %v: %s", d.name, url, status, Slack*10*time.Second, last)
 }
 
 // output keeps the first and the newest part of a stream.

@@ -18,6 +18,8 @@ type chaos struct {
 	l    *ledger
 	c    *watch
 	docs *library
+	// others may be denied.
+	others []caller
 
 	mu   sync.Mutex
 	held map[string]bool
@@ -37,13 +39,13 @@ const (
 
 // fault is one thing to do. It holds its resources from before it begins until do returns.
 type fault struct {
-	kind  string
 	holds []string
 	do    func(ctx context.Context)
 }
 
 func (h *chaos) run(ctx context.Context, r *rand.Rand) {
 	h.held, h.slot = map[string]bool{}, make(chan struct{}, atOnce)
+	h.everyKind(ctx, r)
 	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
@@ -122,44 +124,6 @@ func holds(p process) []string {
 	return []string{p.name()}
 }
 
-func (h *chaos) draw(r *rand.Rand) fault {
-	all, _ := h.w.processes()
-	p := all[r.IntN(len(all))]
-	cells := h.w.cells()
-	x := cells[r.IntN(len(cells))]
-	region := h.w.Regions[r.IntN(len(h.w.Regions))]
-	length := time.Duration(1000+r.IntN(5000)) * time.Millisecond
-	coin := r.IntN(2)
-	switch n := r.IntN(32); {
-	case n < 8:
-		return fault{"kill", holds(p), func(context.Context) { h.kill(p) }}
-	case n < 12:
-		return fault{"hang", holds(p), func(context.Context) { h.hang(p, min(length, 4*time.Second)) }}
-	case n < 16:
-		return fault{"stop", holds(p), func(context.Context) { h.stopStart("stop", p, length) }}
-	case n < 20:
-		return fault{"publish", []string{"config"}, func(context.Context) { h.publish("") }}
-	case n < 22:
-		return fault{"publish bad", []string{"config"}, func(context.Context) { h.publish([]string{deadUpstream, failingRoute}[coin]) }}
-	case n < 24:
-		pick := r.Uint64()
-		return fault{"roll back", []string{"config"}, func(context.Context) { h.rollBack(pick) }}
-	case n < 26:
-		return fault{"evacuate cell", []string{"room"}, func(ctx context.Context) { h.evacuate(ctx, x.ID, length) }}
-	case n < 27:
-		return fault{"evacuate region", []string{"room"}, func(ctx context.Context) { h.evacuate(ctx, region.ID, length) }}
-	case n < 28:
-		return fault{"lose cell", []string{"room", "cell " + x.ID}, func(context.Context) { h.loseCell(x, length) }}
-	case n < 29:
-		return fault{"stop controllers", nil, func(context.Context) { h.stopAll("regionctl/*", 2*length) }}
-	case n < 30:
-		return fault{"kill stores", nil, func(context.Context) { h.killAll("etcd/*") }}
-	case n < 31:
-		return fault{"kill cell", []string{"room", "cell " + x.ID}, func(context.Context) { h.killCell(x) }}
-	}
-	return fault{"restart controllers", nil, func(context.Context) { h.killAll("regionctl/*") }}
-}
-
 func (h *chaos) address(p process) netip.Addr {
 	for _, c := range h.w.cells() {
 		if p.Role == "proxy" && strings.HasPrefix(p.ID, c.ID+"/") {
@@ -220,8 +184,8 @@ func (h *chaos) hang(p process, length time.Duration) {
 }
 
 // stopStart is orderly: nothing fails.
-func (h *chaos) stopStart(kind string, p process, length time.Duration) {
-	h.l.inject(kind, "%s for %v", p.name(), length)
+func (h *chaos) stopStart(p process, length time.Duration) {
+	h.l.inject("stop", "%s for %v", p.name(), length)
 	h.c.hit(p.name(), length+20*time.Second)
 	h.order("stop", p.name())
 	time.Sleep(length)
@@ -366,18 +330,23 @@ func (h *chaos) evacuate(ctx context.Context, what string, length time.Duration)
 	if code == 3 {
 		return
 	}
-	select {
-	case <-ctx.Done():
-	case <-time.After(3*length + 10*time.Second):
+	sleep(ctx, 3*length+10*time.Second)
+	if !h.restore(what) {
+		h.l.note("%s was not restored; its order expires", what)
 	}
-	for tries := 0; ; tries++ { // the order may have been stored although the command failed
-		out, code = h.w.regionctl("restore", what)
+}
+
+// restore ends an evacuation; its order may have been stored although its command failed.
+func (h *chaos) restore(what string) bool {
+	for range 20 {
+		out, code := h.w.regionctl("restore", what)
 		h.l.note("restore %s: exit %d %s", what, code, firstLine(out))
-		if code == 0 || strings.Contains(out, "is not evacuated") || tries > 20 {
-			return
+		if code == 0 || strings.Contains(out, "is not evacuated") {
+			return true
 		}
 		time.Sleep(3 * time.Second)
 	}
+	return false
 }
 
 func firstLine(s string) string {

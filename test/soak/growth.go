@@ -95,9 +95,10 @@ const (
 	longLife        = 8 * time.Minute
 )
 
-func grown(before, after size) bool {
-	return after.fds > before.fds*5/4+slackFiles ||
-		before.goroutines >= 0 && after.goroutines > before.goroutines*5/4+slackGoroutines ||
+// grown compares two sizes; more is how many clients may have come to the process meanwhile, from where they were before.
+func grown(before, after size, more int) bool {
+	return after.fds > before.fds*5/4+slackFiles+more ||
+		before.goroutines >= 0 && after.goroutines > before.goroutines*5/4+slackGoroutines+more ||
 		after.rssMiB > before.rssMiB*3/2+slackMiB
 }
 
@@ -109,7 +110,7 @@ func (g *growth) idle(before, after []sized) []string {
 	}
 	var out []string
 	for _, p := range after {
-		if b, ok := was[p.name()]; ok && grown(b, p.size) {
+		if b, ok := was[p.name()]; ok && grown(b, p.size, 0) {
 			out = append(out, fmt.Sprintf("%s held %v when the world was new and idle, and holds %v when it is idle again", p.name(), b, p.size))
 		}
 	}
@@ -127,7 +128,7 @@ func (g *growth) trends() []string {
 		}
 		n := len(life)
 		before, after := middle(life[n/4:n/2]), middle(life[3*n/4:])
-		if grown(before, after) {
+		if grown(before, after, clients) {
 			out = append(out, fmt.Sprintf("%s (pid %d) grew in %v from %v to %v", g.names[pid], pid, life[n-1].at.Sub(life[0].at).Round(time.Second), before, after))
 		}
 	}

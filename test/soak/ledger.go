@@ -51,12 +51,14 @@ func (l *ledger) note(format string, args ...any) {
 	l.add(fmt.Sprintf(format, args...))
 }
 
-func (l *ledger) add(text string) {
+// add keeps and prints an event, and gives it as it was printed.
+func (l *ledger) add(text string) string {
 	line := fmt.Sprintf("%s +%-7s %s", time.Now().Format("15:04:05.000"), time.Since(l.began).Round(100*time.Millisecond), text)
 	if l.events = append(l.events, line); len(l.events) > keptEvents {
 		l.events = l.events[len(l.events)-keptEvents:]
 	}
 	fmt.Println(line)
+	return line
 }
 
 // inject notes a fault of a kind.
@@ -71,13 +73,23 @@ func (l *ledger) inject(kind, format string, args ...any) {
 func (l *ledger) fail(format string, args ...any) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	text := fmt.Sprintf(format, args...)
-	l.add("BROKEN " + text)
+	line := l.add("BROKEN " + fmt.Sprintf(format, args...))
 	if len(l.broken) < maxBroken {
-		if l.broken = append(l.broken, text); len(l.broken) == maxBroken {
+		if l.broken = append(l.broken, line); len(l.broken) == maxBroken {
 			close(l.over)
 		}
 	}
+}
+
+// progress prints the counts.
+func (l *ledger) progress(more string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	faults := 0
+	for _, n := range l.injected {
+		faults += n
+	}
+	l.add(fmt.Sprintf("progress: %d requests, %d failed, %d repeated, %d faults, %d broken invariants; %s", l.requests, l.failed, l.repeated, faults, len(l.broken), more))
 }
 
 // allow opens an excuse; a zero length leaves it open until close.

@@ -1,5 +1,5 @@
 // Command soak runs a world and does random things to it while clients use it: kills, hangs, stops, good and bad versions,
-// rollbacks, evacuations, the loss of cells, controllers and stores. It watches throughout that what must never happen
+// rollbacks, evacuations, denials, orders behind the glass, and the loss of cells, disks, controllers and stores. It watches throughout that what must never happen
 // doesn't, and at the end that the world comes to rest by itself and holds no more than at the beginning.
 //
 //	make soak SOAK_TIME=10m SOAK_SEED=7
@@ -29,7 +29,8 @@ const (
 	clients   = 2 * 3 * perRegion
 	inFlight  = clients / 2 // no client has more than one request under way
 	every     = 400 * time.Millisecond
-	hardLimit = 200 // requests per second of a cell; all of the load is 180
+	hardLimit = 120 // requests per second of a cell; all of the load is 180, so that two of six cells carry it
+	reported  = time.Minute
 	converge  = 60 * time.Second
 	idleFor   = 2 * time.Minute // after which idle connections are closed
 )
@@ -76,7 +77,11 @@ func soak(ctx context.Context, bin string, seed uint64, length time.Duration, bl
 	if err != nil {
 		return 1, err
 	}
-	r := &run{w: w, l: newLedger(), docs: docs, growth: newGrowth(w)}
+	others, err := w.callers(docs.sample)
+	if err != nil {
+		return 1, err
+	}
+	r := &run{w: w, l: newLedger(), docs: docs, growth: newGrowth(w), others: others}
 	r.watch = newWatch(w, r.l, docs, hardLimit)
 	r.all(ctx, seed, length)
 	if len(r.l.broken) == 0 {
@@ -84,7 +89,7 @@ func soak(ctx context.Context, bin string, seed uint64, length time.Duration, bl
 		w.cellgate("down")
 		return 0, os.RemoveAll(dir)
 	}
-	fmt.Printf("\nsoak: FAILED with seed %d; logs are in %s\n", seed, filepath.Join(w.dir, "logs"))
+	fmt.Printf("\nsoak: FAILED with seed %d; logs are in %s; what was broken and when:\n", seed, filepath.Join(w.dir, "logs"))
 	for _, b := range r.l.broken {
 		fmt.Println("  " + b)
 	}
@@ -99,6 +104,7 @@ type run struct {
 	docs   *library
 	watch  *watch
 	growth *growth
+	others []caller
 }
 
 func (r *run) all(ctx context.Context, seed uint64, length time.Duration) {
@@ -113,6 +119,7 @@ func (r *run) all(ctx context.Context, seed uint64, length time.Duration) {
 	ended := make(chan struct{})
 	go func() { defer close(ended); r.watch.run(watching) }()
 	go repeat(watching, 5*time.Second, r.growth.sample)
+	go repeat(watching, reported, func(context.Context) { r.l.progress(r.watch.checked()) })
 	traffic := r.load()
 	faults, stop := context.WithTimeout(ctx, length)
 	go func() {
@@ -122,7 +129,7 @@ func (r *run) all(ctx context.Context, seed uint64, length time.Duration) {
 		case <-faults.Done():
 		}
 	}()
-	h := &chaos{w: r.w, l: r.l, c: r.watch, docs: r.docs}
+	h := &chaos{w: r.w, l: r.l, c: r.watch, docs: r.docs, others: r.others}
 	h.each(faults, rand.New(rand.NewPCG(seed, 2)))
 	h.run(faults, rand.New(rand.NewPCG(seed, 1)))
 	stop()
@@ -132,14 +139,16 @@ func (r *run) all(ctx context.Context, seed uint64, length time.Duration) {
 	traffic.Wait()
 	time.Sleep(settle + cool)
 	after := r.grew(before)
-	r.coldStart()
+	r.coldStart(h)
 	done()
 	<-ended
 	r.sum(before, after)
 }
 
-// coldStart ends everything at once and starts it again. Nothing goes back: the watch goes on.
-func (r *run) coldStart() {
+// coldStart ends everything at once and starts it again. Nothing goes back: the watch goes on, and who is denied stays so.
+func (r *run) coldStart(h *chaos) {
+	who := r.others[0]
+	denied := h.obtain("deny", append([]string{"add"}, who.flags...))
 	for _, router := range r.watch.routers {
 		r.watch.hit(router.name(), time.Minute)
 	}
@@ -161,6 +170,9 @@ func (r *run) coldStart() {
 		return
 	}
 	r.settles()
+	if gates := r.w.gates(); denied {
+		h.holdTo(context.Background(), who, gates, "", 0)
+	}
 	if now, err := r.w.status(); err != nil || now.Version != was.Version {
 		r.l.fail("version %d was %d before the cold start: %v", now.Version, was.Version, err)
 	}
@@ -170,15 +182,21 @@ func (r *run) coldStart() {
 func (r *run) load() interface{ Wait() []load.Request } {
 	c := load.Config{DNS: r.w.DNS, Host: r.w.Host, Port: r.w.Regions[0].Cells[0].HTTPS, Path: r.w.Path, Token: r.w.Tokens.Customer,
 		Roots: r.w.roots, Every: every, Tagged: true, Each: func(q load.Request) { r.l.request(q); r.watch.request(q) }}
+	second := c
+	second.HTTP2 = true
 	for _, region := range r.w.Regions {
-		base := region.Clients[0].Addr().As4()
 		for i := range perRegion {
-			c.Clients = append(c.Clients, netip.PrefixFrom(netip.AddrFrom4([4]byte{base[0], base[1], byte(1 + i*3), 0}), 24))
+			c.Clients = append(c.Clients, subnet(region.Clients[0], i))
+			second.Clients = append(second.Clients, subnet(region.Clients[0], perRegion+i))
 		}
 	}
-	h1 := load.Start(c)
-	c.HTTP2 = true
-	return both{h1, load.Start(c)}
+	return both{load.Start(c), load.Start(second)}
+}
+
+// subnet is the i-th client's: spread, so that a hash of some is like a hash of many.
+func subnet(region netip.Prefix, i int) netip.Prefix {
+	base := region.Addr().As4()
+	return netip.PrefixFrom(netip.AddrFrom4([4]byte{base[0], base[1], byte(1 + i*3), 0}), 24)
 }
 
 type both struct{ h1, h2 *load.Run }
@@ -279,8 +297,8 @@ func (r *run) sum(before, after []sized) {
 		r.l.fail("log: %s", text)
 	}
 	l := r.l
-	fmt.Printf("\n%d requests, %d failed (%d unexplained or other breaches), %d repeated; %d probes of nodes, %d DNS answers, %d plans, %d generations in %v\n",
-		l.requests, l.failed, len(l.broken), l.repeated, r.watch.probes, r.watch.answers, r.watch.plans, len(r.docs.all), time.Since(l.began).Round(time.Second))
+	fmt.Printf("\n%d requests, %d failed (%d unexplained or other breaches), %d repeated; %s, %d generations in %v\n",
+		l.requests, l.failed, len(l.broken), l.repeated, r.watch.checked(), len(r.docs.all), time.Since(l.began).Round(time.Second))
 	for _, kind := range slices.Sorted(maps.Keys(l.injected)) {
 		fmt.Printf("  %-16s %d\n", kind, l.injected[kind])
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -14,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cellgate/cellgate/internal/load"
@@ -34,12 +36,17 @@ type watch struct {
 	killed map[string][]time.Time // process name → when it was killed
 	away   map[string]time.Time   // router → until when it may be silent
 	counts map[netip.Addr]map[int64]int
+	fresh  map[string]time.Time // process name → when its disk was emptied
 
-	probes, answers, plans int // what was checked
+	probes, answers, plans, asked atomic.Int64 // what was checked
+}
+
+func (c *watch) checked() string {
+	return fmt.Sprintf("checked: %d nodes' rules, %d DNS answers, %d plans, %d denied callers", c.probes.Load(), c.answers.Load(), c.plans.Load(), c.asked.Load())
 }
 
 func newWatch(w *world, l *ledger, docs *library, limit int) *watch {
-	c := &watch{w: w, l: l, docs: docs, limit: limit, killed: map[string][]time.Time{}, away: map[string]time.Time{}, counts: map[netip.Addr]map[int64]int{},
+	c := &watch{w: w, l: l, docs: docs, limit: limit, killed: map[string][]time.Time{}, away: map[string]time.Time{}, counts: map[netip.Addr]map[int64]int{}, fresh: map[string]time.Time{},
 		plain: &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}}
 	all, _ := w.processes()
 	for _, p := range all {
@@ -137,6 +144,37 @@ func (c *watch) isAway(name string) bool {
 	return time.Now().Before(c.away[name])
 }
 
+// emptied is told of every process that is about to start without a memory.
+func (c *watch) emptied(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.fresh[name] = time.Now()
+}
+
+// isNew says whether the process has had its disk for so short a time that it may not know everything yet.
+func (c *watch) isNew(name string) bool { return time.Since(c.born(name)) < toldIn }
+
+func (c *watch) born(name string) time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.fresh[name]
+}
+
+// whoNames gives a router that is up and sends some client to the address; empty = none.
+func (c *watch) whoNames(ctx context.Context, a netip.Addr) string {
+	for i, r := range c.routers {
+		for _, region := range c.w.Regions {
+			for n := range 2 * perRegion {
+				addrs, _, err := load.Lookup(ctx, []string{c.w.DNS[i]}, c.w.Host, subnet(region.Clients[0], n))
+				if err == nil && slices.Contains(addrs, a) {
+					return r.name()
+				}
+			}
+		}
+	}
+	return ""
+}
+
 // request counts what a cell gets.
 func (c *watch) request(q load.Request) {
 	if !q.Cell.IsValid() {
@@ -185,7 +223,7 @@ func (c *watch) names() func(context.Context) {
 		if ctx.Err() != nil || c.isAway(name) {
 			return
 		}
-		c.answers++
+		c.answers.Add(1)
 		if err != nil && (strings.Contains(err.Error(), "no address") || !c.starved()) {
 			c.l.fail("%s at %s for %s: %v", host, name, client, err)
 		}
@@ -204,9 +242,9 @@ func (o order) before(p order) bool {
 	return o.epoch < p.epoch || o.epoch == p.epoch && o.number < p.number
 }
 
-// planOrder: the plan that a router serves never gets older, whatever dies.
+// planOrder: the plan that a router serves never gets older, whatever dies, and a number stands for one plan for ever.
 func (c *watch) planOrder() func(context.Context) {
-	last := map[string]order{}
+	last, contents := map[string]order{}, map[order]string{}
 	return func(context.Context) {
 		for _, r := range c.routers {
 			raw, err := c.w.admin(c.w.adminOf(r), "/plan")
@@ -214,18 +252,26 @@ func (c *watch) planOrder() func(context.Context) {
 				continue // it is away, or has just begun
 			}
 			var page struct {
-				Plan struct{ Epoch, Number uint64 } `json:"plan"`
+				Plan json.RawMessage `json:"plan"`
 			}
-			if err := json.Unmarshal(raw, &page); err != nil {
+			var plan struct{ Epoch, Number uint64 }
+			if err = json.Unmarshal(raw, &page); err == nil {
+				err = json.Unmarshal(page.Plan, &plan)
+			}
+			if err != nil {
 				c.l.fail("%s: /plan: %v", r.name(), err)
 				continue
 			}
-			now := order{page.Plan.Epoch, page.Plan.Number}
+			now, content := order{plan.Epoch, plan.Number}, fmt.Sprintf("%x", sha256.Sum256(page.Plan))
+			if was, ok := contents[now]; ok && was != content {
+				c.l.fail("%s has another plan %v than was seen before", r.name(), now)
+			}
+			contents[now] = content
 			if was := last[r.name()]; now.before(was) || now.number < was.number {
 				c.l.fail("%s went back from plan %v to %v", r.name(), was, now)
 			}
 			last[r.name()] = now
-			c.plans++
+			c.plans.Add(1)
 		}
 	}
 }
@@ -266,6 +312,7 @@ type nodeWatch struct {
 	at     netip.AddrPort
 	target order
 	served uint64
+	born   time.Time // when its disk was last emptied
 }
 
 type nodePage struct {
@@ -286,6 +333,9 @@ func (n *nodeWatch) check(ctx context.Context) {
 	before, ok := n.page()
 	if !ok {
 		return
+	}
+	if born := n.c.born(n.name); born != n.born {
+		n.born, n.target, n.served = born, order{}, 0
 	}
 	if target := (order{before.Epoch, before.Number}); target != (order{}) {
 		if target.before(n.target) {
@@ -313,7 +363,7 @@ func (n *nodeWatch) check(ctx context.Context) {
 	if !ok || after.Version != before.Version || after.Checksum != before.Checksum || after.Evacuated {
 		return
 	}
-	n.c.probes++
+	n.c.probes.Add(1)
 	if own == 404 {
 		n.c.l.fail("%s serves version %d (generation %d) and does not know its route", n.name, before.Version, g.number)
 	}

@@ -33,6 +33,7 @@ type world struct {
 	Tokens struct {
 		Admin    string `json:"admin"`
 		Customer string `json:"customer"`
+		Limited  string `json:"limited"`
 	} `json:"tokens"`
 	Regions []struct {
 		ID      string         `json:"id"`
@@ -226,6 +227,16 @@ func (w *world) status() (status, error) {
 		return s, fmt.Errorf("status: exit %d: %s", code, out)
 	}
 	return s, json.Unmarshal([]byte(out), &s)
+}
+
+// state of a cell; empty = it is not listed.
+func (s status) state(id string) string {
+	for _, c := range s.Cells {
+		if c.ID == id {
+			return c.State
+		}
+	}
+	return ""
 }
 
 // settled says whether no rollout is under way.

@@ -27,6 +27,7 @@ import (
 
 	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/cmd/internal/supervisor"
+	"github.com/cellgate/cellgate/internal/loopback"
 	"github.com/cellgate/cellgate/internal/supervise"
 	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/snapshot"
@@ -257,8 +258,7 @@ func TestWorldKeepsItsSize(t *testing.T) {
 }
 
 func TestBlockAndDirectoryAreClaimedOnce(t *testing.T) {
-	// No world takes a /17, so none that runs beside this test is met.
-	block, dir := netip.MustParsePrefix("127.26.0.0/17"), t.TempDir()
+	block, dir := netip.PrefixFrom(loopback.For(t).Addr(0, 0), 17), t.TempDir()
 	first, err := claimBlock(block, "/the/first")
 	if err != nil {
 		t.Fatal(err)
@@ -290,12 +290,13 @@ func TestBlockAndDirectoryAreClaimedOnce(t *testing.T) {
 }
 
 func TestTakenAddressesAreAllNamed(t *testing.T) {
-	ln, err := net.Listen("tcp", "127.26.9.9:0")
+	at := loopback.For(t).Addr(9, 9).String() + ":0"
+	ln, err := net.Listen("tcp", at)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer ln.Close()
-	pc, err := net.ListenPacket("udp", "127.26.9.9:0")
+	pc, err := net.ListenPacket("udp", at)
 	if err != nil {
 		t.Fatal(err)
 	}
