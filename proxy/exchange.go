@@ -19,7 +19,7 @@ import (
 type Exchange struct {
 	server *Server
 
-	// Written by: the engine, before Run.
+	// Written by: the engine, before Run. Peer and TLS are of the connection.
 	Request  http1.Request
 	Start    time.Time
 	Peer     netip.Addr
@@ -46,6 +46,12 @@ type Exchange struct {
 	// Written by: clientDeadline.
 	asked       time.Duration // the client's own limit; 0 = none
 	grpcTimeout bool          // it was given in gRPC's form
+
+	// Written by: admit. Who sent the request, and how, by the word of trusted proxies in between.
+	client     netip.Addr
+	clientText string
+	https      bool
+	clientRoom [45]byte
 
 	// Written by: target.
 	host    string
@@ -140,6 +146,7 @@ func (x *Exchange) Fail(why reason.Reason) {
 // Refuse answers a request whose head could not be read. Nothing of the head is used.
 func (x *Exchange) Refuse(why reason.Reason) {
 	x.newID()
+	x.direct()
 	x.table, x.Closing = x.server.table.Load(), true
 	x.Deadline = x.Start.Add(snapshot.DefaultTimeout)
 	x.Request.Blank()

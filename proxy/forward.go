@@ -55,8 +55,8 @@ func (x *Exchange) AppendRequest(dst []byte, length int64, now time.Time) []byte
 }
 
 func (x *Exchange) appendForwarding(dst []byte) []byte {
-	dst = http1.AppendLine(dst, "X-Forwarded-For", x.PeerText)
-	if x.TLS {
+	dst = http1.AppendLine(dst, "X-Forwarded-For", x.clientText)
+	if x.https {
 		dst = append(dst, "X-Forwarded-Proto: https\r\n"...)
 	} else {
 		dst = append(dst, "X-Forwarded-Proto: http\r\n"...)

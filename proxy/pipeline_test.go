@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cellgate/cellgate/denylist"
+	"github.com/cellgate/cellgate/proxy/hops"
 	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/reason"
 	"github.com/cellgate/cellgate/snapshot"
@@ -288,3 +289,47 @@ func TestRunAllocatesNothing(t *testing.T) {
 		t.Fatalf("%v allocations for an own answer", n)
 	}
 }
+
+// F7: behind proxies that are trusted, the client is whom they name, for limits, log and upstreams.
+func TestATrustedProxyIsBelievedAboutItsClient(t *testing.T) {
+	var seen Record
+	s := &script{refuse: -1}
+	srv := serverOf(t, s, 1)
+	srv.opts.Trusted = hops.Trusted{netip.MustParsePrefix("10.0.0.0/8")}
+	srv.opts.Recorders = []Recorder{recorder(func(r *Record) { seen = *r })}
+	for name, c := range map[string]struct {
+		peer, forwarded, proto string
+		client                 string
+		https                  bool
+	}{
+		"trusted":   {"10.0.0.1", "1.1.1.1, 192.0.2.7, 10.0.0.2", "https", "192.0.2.7", true},
+		"IPv6":      {"10.0.0.1", "2001:DB8:0:0::7", "http", "2001:db8::7", false},
+		"untrusted": {"192.0.2.1", "192.0.2.7", "https", "192.0.2.1", false},
+		"garbage":   {"10.0.0.1", "192.0.2.7, ,x", "https,http", "10.0.0.1", false},
+	} {
+		x := exchangeOf(t, srv, get("/closed", "X-Forwarded-For: "+c.forwarded, "X-Forwarded-Proto: "+c.proto, "X-Forwarded-Host: evil.example"))
+		x.Peer, x.PeerText = netip.MustParseAddr(c.peer), c.peer
+		if x.Run() != Next {
+			t.Fatalf("%s: %v", name, x.Reason)
+		}
+		out := string(x.AppendRequest(nil, 0, x.Start))
+		proto := map[bool]string{true: "https", false: "http"}[c.https]
+		if !strings.Contains(out, "X-Forwarded-For: "+c.client+"\r\nX-Forwarded-Proto: "+proto+"\r\nX-Forwarded-Host: a.example\r\n") || strings.Count(out, "X-Forwarded-") != 3 {
+			t.Errorf("%s: the upstream gets %q", name, out)
+		}
+		if caller := s.claims[len(s.claims)-1].Key.Caller; !strings.HasPrefix(caller, strings.TrimSuffix(c.client, "::7")) {
+			t.Errorf("%s: %q was counted", name, caller)
+		}
+		if got := s.asked[len(s.asked)-1].Peer.String(); got != c.client {
+			t.Errorf("%s: a bad signature is charged to %s", name, got)
+		}
+		x.Finish(time.Now())
+		if seen.Peer.String() != c.client || seen.TLS != c.https {
+			t.Errorf("%s: the log says %v, TLS %v", name, seen.Peer, seen.TLS)
+		}
+	}
+}
+
+type recorder func(*Record)
+
+func (f recorder) Record(r *Record) { f(r) }

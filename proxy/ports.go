@@ -76,8 +76,8 @@ type Record struct {
 	Open      time.Duration // how long a tunnel stood
 	Upstream  time.Duration // of it, waiting for and reading from the upstream
 	RequestID string
-	Peer      netip.Addr
-	Protocol  string // "HTTP/1.1", "HTTP/2.0"
+	Peer      netip.Addr // the client; not the proxy that it came through
+	Protocol  string     // "HTTP/1.1", "HTTP/2.0"
 	TLS       bool
 	Method    string
 	Host      string

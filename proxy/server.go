@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cellgate/cellgate/denylist"
+	"github.com/cellgate/cellgate/proxy/hops"
 	"github.com/cellgate/cellgate/proxy/http2"
 	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/proxy/upstream"
@@ -19,7 +20,9 @@ type Options struct {
 	Auth      Authenticator // required
 	Limits    Limiter       // required
 	Recorders []Recorder
-	Upstream  upstream.Options
+	// Trusted are the proxies in front of the node that are believed about their clients; nil = none.
+	Trusted  hops.Trusted
+	Upstream upstream.Options
 }
 
 // Server is the live state of one node's data plane: the table behind one atomic pointer, and what outlives tables.
@@ -169,7 +172,7 @@ func (s *Server) Acquire() *Exchange {
 
 // Release takes the exchange back; the engine must not touch it any more.
 func (s *Server) Release(x *Exchange) {
-	x.PeerText, x.Via = "", ""
+	x.PeerText, x.clientText, x.Via = "", "", ""
 	x.Request.Blank() // it may refer to a buffer that is someone else's from now on
 	s.exchanges.Put(x)
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"math/rand/v2"
 
+	"github.com/cellgate/cellgate/proxy/hops"
 	"github.com/cellgate/cellgate/proxy/websocket"
 	"github.com/cellgate/cellgate/reason"
 	"github.com/cellgate/cellgate/snapshot"
@@ -18,9 +19,15 @@ func admit(x *Exchange) Verdict {
 	x.newID()
 	x.table = x.server.table.Load()
 	x.Deadline = x.Start.Add(snapshot.DefaultTimeout)
-	if x.Via != "" && !x.adopt() {
-		x.Closing = true
-		return x.refuse(reason.BadRequest)
+	x.direct()
+	switch {
+	case x.Via != "":
+		if !x.adopt() {
+			x.Closing = true
+			return x.refuse(reason.BadRequest)
+		}
+	case x.server.opts.Trusted.Has(x.Peer):
+		x.behind(x.server.opts.Trusted)
 	}
 	if string(x.Request.Method()) == "CONNECT" {
 		x.Closing = true
@@ -39,6 +46,19 @@ func admit(x *Exchange) Verdict {
 		return x.refuse(reason.Draining)
 	}
 	return Next
+}
+
+// direct takes whoever is at the other end of the connection for the client.
+func (x *Exchange) direct() { x.client, x.clientText, x.https = x.Peer, x.PeerText, x.TLS }
+
+// behind takes a trusted proxy's word on who the client is, and whether it came by TLS.
+func (x *Exchange) behind(t hops.Trusted) {
+	if c := t.Client(x.Peer, &x.Request.Head); c != x.Peer {
+		x.client, x.clientText = c, text(c.AppendTo(x.clientRoom[:0]))
+	}
+	if https, ok := hops.HTTPS(&x.Request.Head); ok {
+		x.https = https
+	}
 }
 
 // newID draws 128 random bits; a request id only has to be unique, not secret.

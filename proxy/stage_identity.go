@@ -17,7 +17,7 @@ func authenticate(x *Exchange) Verdict {
 		return x.refuse(reason.TokenInvalid)
 	}
 	x.credentials = Credentials{Program: x.table.program, Policy: &x.table.program.Policies[policy],
-		Tenant: x.match.Tenant, Authorization: auth, APIKey: key, Peer: x.Peer}
+		Tenant: x.match.Tenant, Authorization: auth, APIKey: key, Peer: x.client}
 	why, wait := x.server.opts.Auth.Authenticate(&x.credentials, &x.identity, x.server.now())
 	if wait != nil {
 		x.wait = wait

@@ -56,12 +56,12 @@ func (x *Exchange) caller() string {
 	case x.identity.Consumer != "":
 		return x.identity.Consumer
 	}
-	if x.Peer.Is6() {
-		if p, err := x.Peer.WithZone("").Prefix(64); err == nil {
+	if x.client.Is6() {
+		if p, err := x.client.WithZone("").Prefix(64); err == nil {
 			return p.String()
 		}
 	}
-	return x.PeerText
+	return x.clientText
 }
 
 func consumerRate(all []program.Consumer, id string) uint64 {

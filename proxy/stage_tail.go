@@ -40,7 +40,7 @@ func tail(x *Exchange) Verdict {
 		}
 		return Next
 	}
-	pool := (*t).Pool(x.host, x.Peer)
+	pool := (*t).Pool(x.host, x.client)
 	if pool == nil {
 		return Next
 	}
@@ -82,7 +82,7 @@ func (x *Exchange) adopt() bool {
 		return false
 	}
 	copy(x.id[:], id)
-	x.Peer, x.PeerText, x.TLS = peer, text(from), string(proto) == "https"
+	x.client, x.clientText, x.https = peer, text(from), string(proto) == "https"
 	return true
 }
 

@@ -37,7 +37,7 @@ func floors() map[string]int {
 		"proxy/route": judgement, "proxy/path": judgement, "proxy/auth": judgement, "proxy/limit": judgement, "proxy/split": judgement,
 		"proxy/balance": judgement, "proxy/breaker": judgement, "proxy/retry": judgement, "proxy/shed": judgement, "proxy/cache": judgement,
 		"proxy/tail": judgement, "proxy/transform": judgement, "proxy/http1": judgement, "proxy/http2": judgement, "proxy/program": judgement,
-		"proxy/websocket": judgement,
+		"proxy/websocket": judgement, "proxy/hops": judgement,
 
 		"store": hands, "trust": hands, "nodeapi": hands, "proxy": hands, "globalrouter": hands, "regionctl": hands,
 		"health/probe": hands, "capacity/planner": hands, "discovery": hands, "certs": hands, "console": hands,
@@ -63,6 +63,7 @@ func sameFloor() map[string][]string {
 		"proxy/http1":         {"proxy/path"},
 		"proxy/http2":         {"proxy/http1"},
 		"proxy/websocket":     {"proxy/http1"},
+		"proxy/hops":          {"proxy/http1"},
 		"proxy/program":       {"proxy/auth", "proxy/path", "proxy/route", "proxy/split", "proxy/limit", "proxy/retry"},
 	}
 }

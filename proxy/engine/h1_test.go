@@ -4,11 +4,13 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
 	. "github.com/cellgate/cellgate/proxy/engine"
+	"github.com/cellgate/cellgate/proxy/hops"
 	"github.com/cellgate/cellgate/reason"
 )
 
@@ -41,6 +43,34 @@ func TestForwardingFieldsAreRebuilt(t *testing.T) {
 		}
 		if id := res.Header.Get("X-Request-Id"); len(id) != 32 || id == "mine" {
 			t.Errorf("request id %q", id)
+		}
+	})
+}
+
+// F7: a trusted proxy's word holds for the request that it stands in, not for the next one on its connection.
+func TestTheWordOfATrustedProxyHoldsForOneRequest(t *testing.T) {
+	each(t, func(t *testing.T, start starter) {
+		w := start(t, handler(t, echo), setup{trusted: hops.Trusted{netip.MustParsePrefix("127.0.0.0/8")}})
+		c, h2 := w.dial(), w.h2c(nil)
+		for _, from := range []string{"192.0.2.7", "2001:db8::7", "", "unknown", "192.0.2.8"} {
+			want := map[bool]string{true: from, false: "127.0.0.1"}[from != "" && from != "unknown"]
+			req, _ := http.NewRequest("GET", "http://a.example/x", nil)
+			line := ""
+			if from != "" {
+				req.Header.Set("X-Forwarded-For", "6.6.6.6, "+from)
+				line = "X-Forwarded-For: 6.6.6.6, " + from + "\r\n"
+			}
+			one, _, _ := c.send("GET /x HTTP/1.1\r\nHost: a.example\r\n" + line + "\r\n").answer("GET")
+			two, err := h2.Do(req)
+			read(t, two, err)
+			for _, res := range []*http.Response{one, two} {
+				if got := strings.Join(res.Header.Values("Seen-X-Forwarded-For"), "|"); got != want {
+					t.Errorf("%s, from %q: the upstream takes %q for the client", res.Proto, from, got)
+				}
+				if r := <-w.logged; r.Peer.String() != want {
+					t.Errorf("%s, from %q: the log says %v", res.Proto, from, r.Peer)
+				}
+			}
 		}
 	})
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/cellgate/cellgate/proxy"
 	"github.com/cellgate/cellgate/proxy/callers"
 	. "github.com/cellgate/cellgate/proxy/engine" // package loop, which is tested as well, imports it
+	"github.com/cellgate/cellgate/proxy/hops"
 	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/proxy/upstream"
 	"github.com/cellgate/cellgate/reason"
@@ -87,6 +88,7 @@ type setup struct {
 	engine   Options
 	tls      *tls.Config
 	silent   bool // no recorder
+	trusted  hops.Trusted
 }
 
 // runner is an engine of either kind, maker makes one.
@@ -120,7 +122,7 @@ func start(t testing.TB, kind maker, up string, s setup) *world {
 		s.auth = nobody{}
 	}
 	w := &world{t: t, logged: make(chan proxy.Record, 100), ended: make(chan error, 2)}
-	opts := proxy.Options{Auth: s.auth, Limits: callers.NewLimiter(time.Now()), Upstream: upstream.Options{Allow: snapshot.Loopback()}}
+	opts := proxy.Options{Auth: s.auth, Limits: callers.NewLimiter(time.Now()), Upstream: upstream.Options{Allow: snapshot.Loopback()}, Trusted: s.trusted}
 	if !s.silent {
 		opts.Recorders = []proxy.Recorder{records{w.logged}}
 	}

@@ -155,6 +155,7 @@ func TestProxyRefusesWrongCommandLines(t *testing.T) {
 		"address":          {[]string{"--document", doc, "--http", "8080"}, 2, "HOST:PORT"},
 		"port":             {[]string{"--document", doc, "--http", "127.0.0.1:99999"}, 2, "65535"},
 		"public admin":     {[]string{"--document", doc, "--http", addr, "--admin", "0.0.0.0:9901"}, 2, "loopback"},
+		"trusted proxies":  {[]string{"--document", doc, "--http", addr, "--trusted-proxies", "10.0.0.0/8,0.0.0.0/0"}, 2, "everybody"},
 		"stray argument":   {[]string{"--document", doc, "--http", addr, "extra"}, 2, "extra"},
 		"missing document": {[]string{"--document", doc + ".none", "--http", addr}, 1, "no such file"},
 		"endless document": {[]string{"--document", "/dev/zero", "--http", addr}, 1, "/dev/zero: is longer than"},
@@ -249,6 +250,26 @@ func TestProxyAccessLogIsAppendedToAndReopened(t *testing.T) {
 	if err := json.Unmarshal(bytes.SplitN(b, []byte("\n"), 2)[0], &line); err != nil || line["id"] != res.Header.Get("X-Request-Id") || line["route"] != "orders" {
 		t.Fatalf("%v: %s", err, b)
 	}
+}
+
+func TestProxyBelievesTrustedProxiesAboutTheirClients(t *testing.T) {
+	addr := harness.FreeAddr(t)
+	doc := harness.WriteFile(t, "doc.yaml", proxyDocument(backend(t), "/v1/orders/{id}"))
+	file := harness.WriteFile(t, "access.log", "")
+	d := harness.Start(t, "proxy", "serve", "--document", doc, "--http", addr, "--access-log", file, "--trusted-proxies", "10.0.0.0/8,127.0.0.0/8")
+	d.WaitHTTP("http://"+addr+"/.well-known/cellgate/ready", 200)
+	req, _ := http.NewRequest("GET", "http://"+addr+"/v1/orders/7", nil)
+	req.Host = "api.example.com"
+	req.Header.Set("X-Forwarded-For", "198.51.100.1, 192.0.2.7, 10.1.1.1")
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res.Body.Close()
+	harness.Eventually(t, 3*time.Second, "the log names the client", func() bool {
+		b, _ := os.ReadFile(file)
+		return bytes.Contains(b, []byte(`"peer":"192.0.2.7"`))
+	})
 }
 
 func TestProxyDrainsOnSIGTERM(t *testing.T) {

@@ -70,6 +70,8 @@ type Proxy struct {
 	ObjectStore string `json:"object_store,omitempty"`
 	// MaxConnectionAge is the age, give or take a fifth, at which clients are asked to connect anew; 0 = 5 min.
 	MaxConnectionAge time.Duration `json:"max_connection_age_ns,omitempty"`
+	// TrustedProxies are the networks of proxies in front of the node that are believed about their clients.
+	TrustedProxies []string `json:"trusted_proxies,omitempty"`
 	// Engine is what serves: "loop" or "goroutine"; empty = the default of the system.
 	Engine string `json:"engine,omitempty"`
 }

@@ -10,6 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/cellgate/cellgate/proxy/hops"
 )
 
 // flags are those of serve.
@@ -21,6 +23,8 @@ type flags struct {
 	workers                int
 	accessLog              string
 	maxAge                 time.Duration
+	trusted                []string
+	believed               hops.Trusted // trusted, once checked
 }
 
 func serveCommand() *cobra.Command {
@@ -65,6 +69,7 @@ Every listener answers GET /.well-known/cellgate/ready: 200, or 503 while the no
 	fs.StringVar(&f.engine, "engine", defaultEngine, "`engine`: loop (event loops, one a core; Linux) or goroutine (one a connection)")
 	fs.IntVar(&f.workers, "workers", 0, "cores to use; 0 = all")
 	fs.DurationVar(&f.maxAge, "max-connection-age", 5*time.Minute, "age, give or take a fifth, at which clients are asked to connect anew, so that they follow DNS")
+	fs.StringSliceVar(&f.trusted, "trusted-proxies", nil, "`networks` of proxies in front of the node, such as 10.0.0.0/8,192.0.2.7, that are believed about who their clients are")
 	fs.StringVar(&f.accessLog, "access-log", "", "`file` for one JSON line per exchange; - = standard output; none unless given")
 	return c
 }
@@ -76,6 +81,10 @@ func (f *flags) check(set *pflag.FlagSet) error {
 			return usagef("--bootstrap FILE takes no other flag: the file says everything")
 		}
 		return nil
+	}
+	var err error
+	if f.believed, err = hops.Parse(f.trusted); err != nil {
+		return usagef("--trusted-proxies: %s", err)
 	}
 	switch {
 	case f.document == "":

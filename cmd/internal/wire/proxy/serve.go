@@ -21,6 +21,7 @@ import (
 	"github.com/cellgate/cellgate/proxy/accesslog"
 	"github.com/cellgate/cellgate/proxy/callers"
 	"github.com/cellgate/cellgate/proxy/engine"
+	"github.com/cellgate/cellgate/proxy/hops"
 	"github.com/cellgate/cellgate/proxy/jwks"
 	"github.com/cellgate/cellgate/proxy/listen"
 	"github.com/cellgate/cellgate/proxy/meter"
@@ -44,7 +45,7 @@ type core struct {
 
 // newCore makes everything that needs no socket. dir is where what others have told is kept over restarts; empty names stand
 // for nothing of the kind.
-func newCore(log *slog.Logger, allow snapshot.Allow, dir, accessLog string, more ...proxy.Recorder) (c *core, err error) {
+func newCore(log *slog.Logger, allow snapshot.Allow, trusted hops.Trusted, dir, accessLog string, more ...proxy.Recorder) (c *core, err error) {
 	start, keysDir, namesFile := time.Now(), "", ""
 	if dir != "" {
 		keysDir, namesFile = filepath.Join(dir, "jwks"), filepath.Join(dir, "upstream-names.json")
@@ -62,6 +63,7 @@ func newCore(log *slog.Logger, allow snapshot.Allow, dir, accessLog string, more
 		Auth:      c.callers,
 		Limits:    callers.NewLimiter(start),
 		Recorders: recorders,
+		Trusted:   trusted,
 		Upstream:  upstream.Options{Allow: allow, NamesFile: namesFile, Log: log},
 	})
 	return c, nil
@@ -118,7 +120,7 @@ func serve(parent context.Context, f flags, stdout, stderr io.Writer) error {
 
 // build makes everything that needs no socket.
 func (n *node) build(log *slog.Logger, first *program.Program) (err error) {
-	if n.core, err = newCore(log, snapshot.Loopback(), "", n.accessLog); err != nil {
+	if n.core, err = newCore(log, snapshot.Loopback(), n.believed, "", n.accessLog); err != nil {
 		return err
 	}
 	if n.https != "" {

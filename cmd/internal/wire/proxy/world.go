@@ -28,6 +28,7 @@ import (
 	"github.com/cellgate/cellgate/proxy/agent"
 	"github.com/cellgate/cellgate/proxy/callers"
 	"github.com/cellgate/cellgate/proxy/engine"
+	"github.com/cellgate/cellgate/proxy/hops"
 	"github.com/cellgate/cellgate/proxy/listen"
 	"github.com/cellgate/cellgate/proxy/peer"
 	"github.com/cellgate/cellgate/proxy/program"
@@ -109,7 +110,11 @@ func newWorldNode(file string, log *slog.Logger) (*worldNode, error) {
 		return nil, err
 	}
 	n.tail = peer.NewForwarder(peer.ForwarderOptions{ID: boot.ID, TLS: n.toCell, Finished: func() uint64 { return n.server.Requests.Load() }})
-	if n.core, err = newCore(log.With("node", boot.ID), n.allow, boot.DataDir, boot.AccessLog, n.tail); err != nil {
+	trusted, err := hops.Parse(boot.TrustedProxies)
+	if err != nil {
+		return nil, fmt.Errorf("%s: trusted_proxies: %w", file, err)
+	}
+	if n.core, err = newCore(log.With("node", boot.ID), n.allow, trusted, boot.DataDir, boot.AccessLog, n.tail); err != nil {
 		return nil, err
 	}
 	n.server.SetTail(n.tail)
