@@ -59,6 +59,13 @@ func (x *Exchange) trailersOnly() {
 	x.addString("Grpc-Message", x.Reason.Title())
 }
 
+// advertise says where HTTP/3 is served, but not to clients that are asked to leave.
+func advertise(x *Exchange) {
+	if x.AltSvc != "" && !x.server.Leaving() {
+		x.addString("Alt-Svc", x.AltSvc)
+	}
+}
+
 // challenge is the WWW-Authenticate of RFC 6750, section 3.
 func challenge(why reason.Reason) string {
 	switch why {

@@ -28,6 +28,8 @@ type Exchange struct {
 	TLS      bool
 	// Via is the proxy that handed the request on, from its certificate; empty when the client itself is at the other end.
 	Via string
+	// AltSvc tells the client where HTTP/3 is served (RFC 7838); empty = nowhere, or the client is there.
+	AltSvc string
 	// Scratch is the exchange's own buffer for heads that don't come as bytes. A head that does lies in its connection's.
 	Scratch []byte
 
@@ -115,7 +117,7 @@ type extraField struct {
 }
 
 // maxExtra is the most that the answer stages add: each of them adds a fixed few.
-const maxExtra = 11
+const maxExtra = 12
 
 // reset forgets the last request but keeps buffers.
 func (x *Exchange) reset() {

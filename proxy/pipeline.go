@@ -32,6 +32,7 @@ var answerStages = [...]func(*Exchange){
 	identify,   // x-request-id
 	explain,    // own answers: reason, problem document, challenges
 	connection, // drain
+	advertise,  // where HTTP/3 is
 	passReason, // why another cell answered itself
 }
 

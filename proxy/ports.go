@@ -77,7 +77,7 @@ type Record struct {
 	Upstream  time.Duration // of it, waiting for and reading from the upstream
 	RequestID string
 	Peer      netip.Addr // the client; not the proxy that it came through
-	Protocol  string     // "HTTP/1.1", "HTTP/2.0"
+	Protocol  string     // "HTTP/1.1", "HTTP/2.0", "HTTP/3.0"
 	TLS       bool
 	Method    string
 	Host      string

@@ -36,7 +36,7 @@ func floors() map[string]int {
 		"globalrouter/locate": judgement, "globalrouter/steer": judgement, "globalrouter/answer": judgement, "globalrouter/view": judgement,
 		"proxy/route": judgement, "proxy/path": judgement, "proxy/auth": judgement, "proxy/limit": judgement, "proxy/split": judgement,
 		"proxy/balance": judgement, "proxy/breaker": judgement, "proxy/retry": judgement, "proxy/shed": judgement, "proxy/cache": judgement,
-		"proxy/tail": judgement, "proxy/transform": judgement, "proxy/http1": judgement, "proxy/http2": judgement, "proxy/program": judgement,
+		"proxy/tail": judgement, "proxy/transform": judgement, "proxy/http1": judgement, "proxy/http2": judgement, "proxy/http3": judgement, "proxy/program": judgement,
 		"proxy/websocket": judgement, "proxy/hops": judgement,
 
 		"store": hands, "trust": hands, "nodeapi": hands, "proxy": hands, "globalrouter": hands, "regionctl": hands,
@@ -64,6 +64,7 @@ func sameFloor() map[string][]string {
 		"proxy/http2":         {"proxy/http1"},
 		"proxy/websocket":     {"proxy/http1"},
 		"proxy/hops":          {"proxy/http1"},
+		"proxy/http3":         {"proxy/http1"},
 		"proxy/program":       {"proxy/auth", "proxy/path", "proxy/route", "proxy/split", "proxy/limit", "proxy/retry"},
 	}
 }
@@ -84,7 +85,8 @@ func libraries() []library {
 		{"go.uber.org/zap", []string{"store/etcd"}, "etcd's logger"},
 		{"github.com/hashicorp/consul", []string{"discovery/consul"}, "endpoints"},
 		{"github.com/miekg/dns", []string{"globalrouter", "discovery/dns", "health/probe"}, "the DNS slow path"},
-		{"github.com/quic-go/quic-go", []string{"proxy/listen", "proxy/upstream", "globalrouter", "health/probe"}, "HTTP/3, DoQ"},
+		{"github.com/quic-go/quic-go", []string{"proxy/engine", "proxy/upstream", "globalrouter", "health/probe"}, "QUIC: a connection lives as long as the engine that serves it"},
+		{"github.com/quic-go/qpack", []string{"proxy/http3"}, "field sections of HTTP/3"},
 		{"google.golang.org/grpc", []string{"nodeapi", "regionctl", "proxy/peer", "store/etcd"}, "the node protocol"},
 		{"google.golang.org/protobuf", []string{"nodeapi", "regionctl"}, "the node protocol"},
 		{"github.com/klauspost/compress", []string{"nodeapi", "regionctl", "proxy"}, "zstd"},
@@ -109,6 +111,7 @@ func pureMayImport() map[string]string {
 		"github.com/go-jose/go-jose":    "bytes to verified claims, no I/O",
 		"golang.org/x/net/idna":         "a table",
 		"golang.org/x/net/publicsuffix": "a table",
+		"github.com/quic-go/qpack":      "a codec",
 	}
 }
 

@@ -1,5 +1,5 @@
-// Package engine drives exchanges over connections with the project's own HTTP/1.1 and HTTP/2: one goroutine per connection,
-// and for HTTP/2 one per stream, all into the same pipeline and the same forwarding.
+// Package engine drives exchanges over connections with the project's own HTTP/1.1, HTTP/2 and HTTP/3, the last over quic-go:
+// one goroutine per connection, and for HTTP/2 and HTTP/3 one per stream, all into the same pipeline and the same forwarding.
 //
 //	e := engine.New(server, engine.Options{Log: log})
 //	err := e.Run(ctx, plain, secure)   // until ctx ends and the exchanges under way have ended, or the hard stop
@@ -20,6 +20,7 @@ import (
 
 	"github.com/cellgate/cellgate/internal/sockclose"
 	"github.com/cellgate/cellgate/proxy"
+	"github.com/cellgate/cellgate/proxy/http3"
 	"github.com/cellgate/cellgate/proxy/relay"
 )
 
@@ -83,6 +84,13 @@ func descriptors() int64 {
 type Listener struct {
 	net.Listener
 	TLS *tls.Config
+	// UDP takes QUIC connections for HTTP/3, with TLS; there is no Listener then.
+	UDP net.PacketConn
+	// Secret gives the keys by which processes that answer one UDP address, one after the other or together, know each
+	// other's connections to be gone, and addresses to be validated, by their purpose. Nil = keys of the process's own.
+	Secret func(purpose string) [32]byte
+	// AltSvc is the Alt-Svc field of answers (RFC 7838), such as `h3=":443"; ma=3600`; empty = none.
+	AltSvc string
 	// Via makes it a listener for proxies of the world, whose word on whom a request comes from is taken: it gives the
 	// name in the verified certificate. An error ends the connection. Nil = the other side is the client itself.
 	Via func(tls.ConnectionState) (string, error)
@@ -101,6 +109,7 @@ type Engine struct {
 	wg     sync.WaitGroup
 	mu     sync.Mutex
 	conns  map[*conn]struct{}
+	quic   map[*h3Conn]struct{}
 	cutOff bool // the hard stop is over
 
 	tunnels map[*tunnel]struct{}
@@ -109,7 +118,7 @@ type Engine struct {
 // New makes an engine for a server.
 func New(s *proxy.Server, o Options) *Engine {
 	o = o.OrDefault()
-	e := &Engine{server: s, opts: o, conns: map[*conn]struct{}{}, tunnels: map[*tunnel]struct{}{}}
+	e := &Engine{server: s, opts: o, conns: map[*conn]struct{}{}, quic: map[*h3Conn]struct{}{}, tunnels: map[*tunnel]struct{}{}}
 	e.h2.init(e)
 	return e
 }
@@ -117,11 +126,14 @@ func New(s *proxy.Server, o Options) *Engine {
 // Run serves until ctx ends, then drains: the node becomes not ready, answers ask to close, what is under way ends,
 // idle connections are closed after a while, and after HardStop everything is cut.
 func (e *Engine) Run(ctx context.Context, listeners ...Listener) error {
-	failed := make(chan error, len(listeners))
-	for _, l := range listeners {
-		go func() { failed <- e.accept(l) }()
+	accepts, err := e.open(listeners)
+	if err != nil {
+		return err
 	}
-	var err error
+	failed := make(chan error, len(accepts))
+	for _, a := range accepts {
+		go func() { failed <- a.accept() }()
+	}
 	changed := e.server.Changed()
 	for running := true; running; {
 		select {
@@ -134,24 +146,79 @@ func (e *Engine) Run(ctx context.Context, listeners ...Listener) error {
 			e.leave(relay.LeaveIdle)
 		}
 	}
-	e.drain(listeners)
+	e.drain(accepts)
 	return err
 }
 
+// acceptor is a listener at work.
+type acceptor interface {
+	// accept takes connections until close.
+	accept() error
+	// quiesce makes the kernel take no new connections, so that those which wait can be served.
+	quiesce() error
+	// close ends taking connections, not those that were taken.
+	close()
+	// release frees what the connections needed, once they have ended.
+	release()
+}
+
+// open makes the listeners ready. On an error none of them is left open.
+func (e *Engine) open(listeners []Listener) (all []acceptor, err error) {
+	for _, l := range listeners {
+		if l.UDP == nil {
+			all = append(all, &tcpListener{e, l})
+			continue
+		}
+		h, err := e.listenQUIC(l)
+		if err != nil {
+			for _, l := range listeners {
+				l.shut()
+			}
+			return nil, err
+		}
+		all = append(all, h)
+	}
+	return all, nil
+}
+
+func (l Listener) shut() {
+	if l.UDP != nil {
+		_ = l.UDP.Close()
+		return
+	}
+	_ = l.Close()
+}
+
+// tcpListener takes connections of HTTP/1 and HTTP/2.
+type tcpListener struct {
+	e *Engine
+	Listener
+}
+
+func (t *tcpListener) quiesce() error { return sockclose.Quiesce(t.Listener.Listener) }
+func (t *tcpListener) close()         { _ = t.Close() }
+func (t *tcpListener) release()       {}
+
 // drain: not ready first, then a moment in which connections that the kernel has already accepted are served while it takes
 // no new ones, then no listener, then the wait.
-func (e *Engine) drain(listeners []Listener) {
+func (e *Engine) drain(accepts []acceptor) {
+	defer func() {
+		for _, a := range accepts {
+			a.release()
+		}
+	}()
+
 	end := time.Now().Add(e.opts.HardStop)
 	e.server.Drain()
 	e.leave(min(relay.DrainIdle, e.opts.HardStop/2))
-	for _, l := range listeners {
-		if err := sockclose.Quiesce(l.Listener); err != nil {
+	for _, a := range accepts {
+		if err := a.quiesce(); err != nil {
 			e.opts.Log.Warn("drain: connections that wait may be reset", "error", err)
 		}
 	}
 	time.Sleep(min(relay.DrainAccept, e.opts.HardStop/4))
-	for _, l := range listeners {
-		_ = l.Close()
+	for _, a := range accepts {
+		a.close()
 	}
 	gone := make(chan struct{})
 	go func() { e.wg.Wait(); close(gone) }()
@@ -184,6 +251,9 @@ func (e *Engine) leave(idle time.Duration) {
 		c.ageBy(now.Add(rand.N(over + 1)))
 		c.hurry(now.Add(idle))
 	}
+	for c := range e.quic {
+		c.ageBy(now.Add(rand.N(over + 1)))
+	}
 	for t := range e.tunnels {
 		t.leave(e.tunnelEnd(now))
 	}
@@ -206,10 +276,14 @@ func (e *Engine) cut() {
 	for c := range e.conns {
 		_ = c.nc.Close()
 	}
+	for c := range e.quic {
+		c.fail(http3.NoError)
+	}
 }
 
 // accept takes connections until the listener is closed. Errors that pass, such as no free descriptor, are waited out.
-func (e *Engine) accept(l Listener) error {
+func (t *tcpListener) accept() error {
+	e, l := t.e, t.Listener
 	delay := 5 * time.Millisecond
 	for {
 		nc, err := l.Accept()
@@ -223,7 +297,8 @@ func (e *Engine) accept(l Listener) error {
 			continue
 		}
 		delay = 5 * time.Millisecond
-		if e.full(nc) {
+		if e.atBound() {
+			_ = nc.Close()
 			continue
 		}
 		e.wg.Add(1)
@@ -235,12 +310,9 @@ func (e *Engine) accept(l Listener) error {
 	}
 }
 
-// full closes a connection beyond the bound. It logs the change, not every connection.
-func (e *Engine) full(nc net.Conn) bool {
+// atBound says whether a new connection is one too many. It logs the change, not every connection.
+func (e *Engine) atBound() bool {
 	over := e.server.Connections.Load() >= e.opts.MaxConnections
-	if over {
-		_ = nc.Close()
-	}
 	if e.refusing.Swap(over) != over {
 		e.opts.Log.Warn("connections at their bound", "refusing", over, "bound", e.opts.MaxConnections)
 	}

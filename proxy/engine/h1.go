@@ -36,6 +36,7 @@ type conn struct {
 	secure  bool
 	peer    netip.Addr
 	text    string       // peer as text
+	altSvc  string       // of the listener
 	via     string       // the proxy at the other end, from its certificate; empty for a client
 	old     atomic.Int64 // unix nanoseconds from which the client is asked to leave
 	busy    atomic.Bool
@@ -87,6 +88,7 @@ func newConn(e *Engine, nc net.Conn) *conn {
 // prepare writes what every exchange of the connection has in common.
 func (c *conn) prepare() {
 	c.x.Peer, c.x.PeerText, c.x.TLS, c.x.Protocol, c.x.Via = c.peer, c.text, c.secure, "HTTP/1.1", c.via
+	c.x.AltSvc = c.altSvc
 }
 
 func (c *conn) close() {
@@ -107,7 +109,7 @@ func (c *conn) handshake(l Listener) bool {
 	c.nc = tc
 	c.turn.Reset(tc)
 	c.e.mu.Unlock()
-	c.secure = true
+	c.secure, c.altSvc = true, l.AltSvc
 	state := tc.ConnectionState()
 	if l.Via != nil {
 		var err error

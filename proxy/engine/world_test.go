@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"io"
 	"net"
@@ -77,6 +78,8 @@ type world struct {
 	server *proxy.Server
 	make   maker
 	addr   string
+	udp    net.Addr // with setup.h3
+	roots  *x509.CertPool
 	logged chan proxy.Record
 	stop   context.CancelFunc
 	ended  chan error
@@ -89,6 +92,7 @@ type setup struct {
 	tls      *tls.Config
 	silent   bool // no recorder
 	trusted  hops.Trusted
+	h3       bool // TLS with a certificate of its own, and HTTP/3 beside it
 }
 
 // runner is an engine of either kind, maker makes one.
@@ -139,7 +143,11 @@ func start(t testing.TB, kind maker, up string, s setup) *world {
 	ctx, stop := context.WithCancel(context.Background())
 	w.stop = stop
 	go func() { w.ended <- w.server.Run(ctx) }()
-	go func() { w.ended <- kind(w.server, s.engine).Run(ctx, Listener{Listener: l, TLS: s.tls}) }()
+	listeners := []Listener{{Listener: l, TLS: s.tls}}
+	if s.h3 {
+		listeners = w.beside(l)
+	}
+	go func() { w.ended <- kind(w.server, s.engine).Run(ctx, listeners...) }()
 	t.Cleanup(func() {
 		stop()
 		for range 2 {
@@ -149,6 +157,18 @@ func start(t testing.TB, kind maker, up string, s setup) *world {
 		}
 	})
 	return w
+}
+
+// beside makes l a listener of TLS with one of HTTP/3 beside it.
+func (w *world) beside(l net.Listener) []Listener {
+	cert, roots := selfSigned(w.t)
+	udp, err := net.ListenPacket("udp", "127.46.0.1:0")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.udp, w.roots = udp.LocalAddr(), roots
+	cfg := &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"h2", "http/1.1"}, MinVersion: tls.VersionTLS12}
+	return []Listener{{Listener: l, TLS: cfg, AltSvc: `h3=":8443"; ma=3600`}, {UDP: udp, TLS: cfg}}
 }
 
 func listen(t testing.TB) net.Listener {

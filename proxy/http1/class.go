@@ -70,7 +70,7 @@ var knownByLength = func() (t [32][]known) {
 		{"te", TE, true}, {"host", Host, true}, {"content-length", ContentLength, true},
 		{"transfer-encoding", TransferEncoding, true}, {"connection", Connection, true}, {"upgrade", Upgrade, true},
 		{"trailer", Trailer, false}, {"expect", Expect, true}, {"keep-alive", Hop, true}, {"proxy-connection", Hop, true},
-		{"http2-settings", Hop, true}, {"proxy-authorization", Hop, true}, {"proxy-authenticate", Hop, true},
+		{"http2-settings", Hop, true}, {"alt-svc", Hop, true}, {"proxy-authorization", Hop, true}, {"proxy-authenticate", Hop, true},
 		{"forwarded", Forwarding, true}, {"x-real-ip", Forwarding, true}, {"x-caller", Forwarding, true},
 		{"x-client-ip", Forwarding, true}, {"x-cluster-client-ip", Forwarding, true}, {"true-client-ip", Forwarding, true},
 		{"x-original-url", Forwarding, true}, {"x-rewrite-url", Forwarding, true}, {"x-cellgate-reason", Forwarding, true},

@@ -149,7 +149,7 @@ func TestProxyRefusesWrongCommandLines(t *testing.T) {
 		"no document":      {[]string{"--http", addr}, 2, "--document"},
 		"no listener":      {[]string{"--document", doc}, 2, "--http"},
 		"no certificate":   {[]string{"--document", doc, "--https", addr}, 2, "--cert"},
-		"h3":               {[]string{"--document", doc, "--http", addr, "--h3"}, 2, "HTTP/3 is not in this version"},
+		"h3":               {[]string{"--document", doc, "--http", addr, "--h3"}, 2, "--h3 needs --https"},
 		"unknown engine":   {[]string{"--document", doc, "--http", addr, "--engine", "steam"}, 2, "goroutine"},
 		"workers":          {[]string{"--document", doc, "--http", addr, "--workers", "-1"}, 2, "--workers"},
 		"address":          {[]string{"--document", doc, "--http", "8080"}, 2, "HOST:PORT"},

@@ -37,7 +37,8 @@ func serveCommand() *cobra.Command {
 With --document, the node stands alone:
 
 SIGHUP reads the document and the certificate again; a bad document is refused and the old one stays.
-SIGUSR1 opens the access log again. --http takes HTTP/1.1 and HTTP/2 with prior knowledge, --https both over TLS.
+SIGUSR1 opens the access log again. --http takes HTTP/1.1 and HTTP/2 with prior knowledge, --https both over TLS,
+and with --h3 HTTP/3 over QUIC on the same address. Early data (0-RTT) is not taken: it can be replayed.
 The admin server is plain HTTP on loopback: /healthz /readyz /metrics /config.
 
 With --bootstrap, it is a node of a world: it serves what its cell's regionctl publishes, and goes on from its own disk
@@ -45,7 +46,7 @@ when no regionctl answers. The admin server is HTTPS for a client certificate or
 
 Every listener answers GET /.well-known/cellgate/ready: 200, or 503 while the node drains.`,
 		Example: `  proxy serve --document routes.yaml --http 127.0.0.1:8080 --admin 127.0.0.1:9901
-  proxy serve --document routes.yaml --https :8443 --cert edge.pem --key edge.key --access-log -`,
+  proxy serve --document routes.yaml --https :8443 --cert edge.pem --key edge.key --h3 --access-log -`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := f.check(cmd.Flags()); err != nil {
@@ -64,7 +65,7 @@ Every listener answers GET /.well-known/cellgate/ready: 200, or 503 while the no
 	fs.StringVar(&f.https, "https", "", "`address` for TLS; serves any name with the certificate of --cert")
 	fs.StringVar(&f.cert, "cert", "", "PEM `file` with the certificate chain for --https")
 	fs.StringVar(&f.key, "key", "", "PEM `file` with the private key for --https")
-	fs.BoolVar(&f.h3, "h3", false, "HTTP/3 on the UDP side of --https (not in this version)")
+	fs.BoolVar(&f.h3, "h3", false, "HTTP/3 on the UDP side of --https, announced in Alt-Svc")
 	fs.StringVar(&f.admin, "admin", "", "loopback `address` of the admin server; off unless given")
 	fs.StringVar(&f.engine, "engine", defaultEngine, "`engine`: loop (event loops, one a core; Linux) or goroutine (one a connection)")
 	fs.IntVar(&f.workers, "workers", 0, "cores to use; 0 = all")
@@ -91,8 +92,8 @@ func (f *flags) check(set *pflag.FlagSet) error {
 		return usagef("--document FILE or --bootstrap FILE is required")
 	case f.http == "" && f.https == "":
 		return usagef("--http ADDR or --https ADDR is required")
-	case f.h3:
-		return usagef("--h3: HTTP/3 is not in this version; leave the flag out")
+	case f.h3 && f.https == "":
+		return usagef("--h3 needs --https ADDR: HTTP/3 is served on its UDP side")
 	case !slices.Contains(engines(), f.engine):
 		return usagef("--engine %q is none of %s", f.engine, strings.Join(engines(), ", "))
 	case f.workers < 0:

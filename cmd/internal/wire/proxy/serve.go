@@ -113,6 +113,10 @@ func serve(parent context.Context, f flags, stdout, stderr io.Writer) error {
 		return err
 	}
 	for _, l := range listeners {
+		if l.UDP != nil {
+			fmt.Fprintf(stdout, "serving on %s (UDP)\n", l.UDP.LocalAddr())
+			continue
+		}
 		fmt.Fprintf(stdout, "serving on %s\n", l.Addr())
 	}
 	return n.run(ctx, listeners, admin)
@@ -155,9 +159,27 @@ func (n *node) bind(ctx context.Context) (all []engine.Listener, err error) {
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, engine.Listener{Listener: l, TLS: n.core.cert.Config()})
+		if all, err = n.secure(ctx, all, l, n.h3); err != nil {
+			return nil, err
+		}
 	}
 	return all, nil
+}
+
+// secure adds a TCP socket with TLS, and the UDP side of its address for HTTP/3.
+func (c *core) secure(ctx context.Context, to []engine.Listener, l net.Listener, h3 bool) ([]engine.Listener, error) {
+	cfg := c.cert.Config()
+	if !h3 {
+		return append(to, engine.Listener{Listener: l, TLS: cfg}), nil
+	}
+	udp, err := listen.UDP(ctx, l.Addr().String())
+	if err != nil {
+		return nil, err
+	}
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+	return append(to,
+		engine.Listener{Listener: l, TLS: cfg, AltSvc: `h3=":` + port + `"; ma=3600`},
+		engine.Listener{UDP: udp, TLS: cfg, Secret: c.cert.Secret}), nil
 }
 
 func (n *node) bindAdmin(ctx context.Context) (net.Listener, error) {
