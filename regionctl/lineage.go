@@ -176,7 +176,9 @@ func (c *Controller) awaitCopy(ctx context.Context) {
 func (c *Controller) watchLineage(ctx context.Context) error {
 	for {
 		changed := c.intent.next()
-		c.compareLineage(c.opt.Now())
+		if c.compareLineage(c.opt.Now()) {
+			c.confirmLineage(ctx)
+		}
 		select {
 		case <-ctx.Done():
 			return nil
@@ -186,15 +188,16 @@ func (c *Controller) watchLineage(ctx context.Context) error {
 	}
 }
 
-func (c *Controller) compareLineage(now time.Time) {
+// compareLineage notes what the mirrored store shows; suspect says that it has been behind for long enough to be asked itself.
+func (c *Controller) compareLineage(now time.Time) (suspect bool) {
 	if !c.intent.ready() {
-		return
+		return false
 	}
 	shown, led := c.shown()
 	if !led {
 		shown.Epoch = 0
 	}
-	most, behind := c.published(), c.behind()
+	behind := c.behind()
 	l := &c.lineage
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -208,9 +211,43 @@ func (c *Controller) compareLineage(now time.Time) {
 	case l.since.IsZero():
 		l.since = now
 	case l.why == "" && now.Sub(l.since) >= lineagePatience:
-		l.why = wentBack(most, shown)
-		c.log.Error(l.why)
+		return true
 	}
+	return false
+}
+
+// confirmLineage asks the store itself and says that it went back if it is still behind. A controller that is cut off from
+// the store hears from others what is published there, and its mirror alone would accuse it.
+func (c *Controller) confirmLineage(ctx context.Context) {
+	now, led, err := c.stored(ctx)
+	most := c.published()
+	if err != nil || most.Head <= now.Head && (!led || most.Epoch <= now.Epoch) {
+		return
+	}
+	l := &c.lineage
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.why = wentBack(most, now)
+	c.log.Error(l.why)
+}
+
+// stored is what the global store says now; see shown.
+func (c *Controller) stored(ctx context.Context) (now seen, led bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, firstAnswer)
+	defer cancel()
+	h, _, err := load[head](ctx, c.opt.Global, store.KeyHead)
+	if err != nil {
+		return now, false, err
+	}
+	base, err := c.epochBase(ctx)
+	if err != nil {
+		return now, false, err
+	}
+	leader, err := c.opt.Global.Get(ctx, store.KeyLeader)
+	if err != nil && !isAbsent(err) {
+		return now, false, err
+	}
+	return seen{Head: h.Number, Epoch: base + uint64(leader.Modified)}, leader.Modified != 0, nil
 }
 
 func wentBack(most, shown seen) string {

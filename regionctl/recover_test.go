@@ -160,3 +160,38 @@ func TestRecoveryWithoutCopiesNumbersOnAboveWhatNodesSay(t *testing.T) {
 		t.Fatalf("the next version is %d", v)
 	}
 }
+
+// A controller that is cut off from the global store hears from the others what is published there. Its mirror is behind
+// then, but nobody has restored anything.
+func TestACutOffControllerDoesNotSayThatTheStoreWentBack(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	gate := &gated{Store: b.global.Join()}
+	c, end := b.incumbent(gate)
+	defer end()
+	b.publishDirect(c.Controller, 1)
+	shown, _ := c.shown()
+	says := func() string {
+		for range 2 {
+			if c.compareLineage(b.now) {
+				c.confirmLineage(t.Context())
+			}
+			b.now = b.now.Add(2 * lineagePatience)
+		}
+		return c.lineage.told()
+	}
+	if why := says(); why != "" {
+		t.Fatalf("at first: %s", why)
+	}
+	gate.lost.Store(true)
+	c.lineage.mu.Lock()
+	c.lineage.most.raise(shown.Epoch+5, shown.Head+1) // as others tell
+	c.lineage.mu.Unlock()
+	if why := says(); why != "" {
+		t.Errorf("while it is cut off: %s", why)
+	}
+	gate.lost.Store(false) // the store answers, and knows no more than before
+	if why := says(); !strings.Contains(why, "went back") {
+		t.Errorf("the store is behind and it says %q", why)
+	}
+}
