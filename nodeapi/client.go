@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,6 +16,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
+
+	"github.com/cellgate/cellgate/internal/pause"
 )
 
 // Options are what a Client needs. Controllers, TLS, Hello and Receive are required.
@@ -166,7 +167,7 @@ func (c *Client) any(ctx context.Context, before error, do func(*grpc.ClientConn
 
 // pollLoop is the second path: over connections of its own, so that a stuck stream doesn't stop it.
 func (c *Client) pollLoop(ctx context.Context) {
-	for sleep(ctx, jitter(c.opt.PollEvery, 0.2)) {
+	for pause.For(ctx, pause.About(c.opt.PollEvery, 0.2)) {
 		// Whether a controller can be reached is told by attachLoop; a failed poll is only the next poll's matter.
 		_ = c.any(ctx, nil, func(conn *grpc.ClientConn) error {
 			ctx, cancel := context.WithTimeout(ctx, c.opt.PollEvery)
@@ -223,21 +224,4 @@ func pulse(ctx context.Context, conn *grpc.ClientConn, limit time.Duration) erro
 	default:
 		return nil
 	}
-}
-
-// sleep waits and says whether ctx still lives.
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
-	}
-}
-
-// jitter gives d ± part.
-func jitter(d time.Duration, part float64) time.Duration {
-	return time.Duration(float64(d) * (1 - part + 2*part*rand.Float64()))
 }

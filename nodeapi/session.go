@@ -10,6 +10,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
+
+	"github.com/cellgate/cellgate/internal/pause"
 )
 
 // errPreferred ends a session because a better controller answers again.
@@ -61,7 +63,7 @@ func (c *Client) lost(index int, err error) {
 
 // pause sleeps for half to the whole of wait and gives the next wait.
 func (c *Client) pause(ctx context.Context, wait time.Duration) time.Duration {
-	sleep(ctx, jitter(wait*3/4, 1.0/3))
+	pause.For(ctx, pause.About(wait*3/4, 1.0/3))
 	return min(wait*2, c.timing.backoffMax)
 }
 
@@ -154,7 +156,7 @@ func (c *Client) transmit(ctx context.Context, stream grpc.BidiStreamingClient[U
 
 // watch ends the session when the peer stops answering or stops reading.
 func (c *Client) watch(ctx context.Context, conn *grpc.ClientConn, proof func()) error {
-	for sleep(ctx, c.timing.pulseEvery) {
+	for pause.For(ctx, c.timing.pulseEvery) {
 		if err := pulse(ctx, conn, c.timing.pulseLimit); err != nil {
 			return fmt.Errorf("nodeapi: the controller does not answer: %w", err)
 		}
@@ -170,7 +172,7 @@ func (c *Client) watch(ctx context.Context, conn *grpc.ClientConn, proof func())
 // seek tries the controllers before index until one answers; it gives nil when ctx ends. It begins quickly, since a world
 // that starts or a controller that restarts is back in a second or two.
 func (c *Client) seek(ctx context.Context, index int) (int, *grpc.ClientConn) {
-	for wait := c.timing.prefer / 8; index > 0 && sleep(ctx, jitter(wait, 0.5)); wait = min(wait*2, c.timing.prefer) {
+	for wait := c.timing.prefer / 8; index > 0 && pause.For(ctx, pause.About(wait, 0.5)); wait = min(wait*2, c.timing.prefer) {
 		for i := range index {
 			if conn, err := c.dial(ctx, c.opt.Controllers[i]); err == nil {
 				return i, conn

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cellgate/cellgate/cells"
+	"github.com/cellgate/cellgate/internal/pause"
 	"github.com/cellgate/cellgate/regionctl/rollout/judge"
 	"github.com/cellgate/cellgate/store"
 )
@@ -132,7 +133,7 @@ func (t *term) every(ctx context.Context, d time.Duration, what string, do func(
 // rest waits for the next turn: the interval, or a change, which the leader's own writes are too. Says whether ctx is alive.
 func (t *term) rest(ctx context.Context, d time.Duration, changed <-chan struct{}, failed bool) bool {
 	if failed {
-		return sleep(ctx, d)
+		return pause.For(ctx, d)
 	}
 	tick := time.NewTimer(d)
 	defer tick.Stop()
@@ -206,15 +207,3 @@ func (c *Controller) leader() (leaderRecord, bool) {
 }
 
 func isAbsent(err error) bool { return errors.Is(err, store.ErrNotFound) }
-
-// sleep waits d and says whether ctx is still alive.
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
-	}
-}

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cellgate/cellgate/internal/pause"
 	"github.com/cellgate/cellgate/store"
 )
 
@@ -168,7 +169,7 @@ func (t *term) unlessBehind(do func(context.Context) error) func(context.Context
 func (c *Controller) awaitCopy(ctx context.Context) {
 	short, cancel := context.WithTimeout(ctx, copyPatience)
 	defer cancel()
-	for !c.copied.ready() && sleep(short, 20*time.Millisecond) {
+	for !c.copied.ready() && pause.For(short, 20*time.Millisecond) {
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cellgate/cellgate/internal/pause"
 	"github.com/cellgate/cellgate/store"
 )
 
@@ -17,7 +18,7 @@ func (c *Controller) watchReach(ctx context.Context) error {
 	for {
 		c.ask(ctx, "global", c.opt.Global, store.KeyHead, &c.globalSeen)
 		c.ask(ctx, "regional", c.opt.Regional, store.KeyCopyTarget, &c.regionalSeen)
-		if !sleep(ctx, 2*time.Second) {
+		if !pause.For(ctx, 2*time.Second) {
 			return nil
 		}
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cellgate/cellgate/globalrouter/steer"
 	"github.com/cellgate/cellgate/health"
+	"github.com/cellgate/cellgate/internal/pause"
 	"github.com/cellgate/cellgate/nodeapi"
 	"github.com/cellgate/cellgate/store"
 	"github.com/cellgate/cellgate/trust"
@@ -49,7 +50,7 @@ func (g *gated) Commit(ctx context.Context, conds []store.Cond, ops []store.Op) 
 	if g.lost.Load() {
 		return 0, errLost
 	}
-	if !sleep(ctx, time.Duration(g.slow.Load())) {
+	if !pause.For(ctx, time.Duration(g.slow.Load())) {
 		return 0, ctx.Err()
 	}
 	return g.Store.Commit(ctx, conds, ops)
@@ -67,7 +68,7 @@ func (g *gated) Watch(ctx context.Context, prefix string) <-chan store.Event {
 	go func() {
 		defer close(out)
 		for g.lost.Load() {
-			if !sleep(ctx, 20*time.Millisecond) {
+			if !pause.For(ctx, 20*time.Millisecond) {
 				return
 			}
 		}

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cellgate/cellgate/internal/pause"
 	"github.com/cellgate/cellgate/store"
 )
 
@@ -42,7 +43,7 @@ func (c *Controller) watchSpace(ctx context.Context) error {
 	for {
 		c.measure(ctx, "global", c.opt.Global)
 		c.measure(ctx, "regional", c.opt.Regional)
-		if !sleep(ctx, spaceEvery) {
+		if !pause.For(ctx, spaceEvery) {
 			return nil
 		}
 	}

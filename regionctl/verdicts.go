@@ -8,6 +8,7 @@ import (
 
 	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/health"
+	"github.com/cellgate/cellgate/internal/pause"
 	"github.com/cellgate/cellgate/regionctl/fleet"
 	"github.com/cellgate/cellgate/trust"
 )
@@ -51,7 +52,7 @@ func (c *Controller) healthConfig() health.Config {
 func (c *Controller) judge(ctx context.Context) error {
 	cfg := c.healthConfig()
 	var posted time.Time
-	for sleep(ctx, 200*time.Millisecond) {
+	for pause.For(ctx, 200*time.Millisecond) {
 		before := c.verdicts.get()
 		c.verdicts.step(c.seen(), cfg, c.opt.Now())
 		after := c.verdicts.get()

@@ -21,6 +21,7 @@ import (
 	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/denylist"
 	"github.com/cellgate/cellgate/internal/loopback"
+	"github.com/cellgate/cellgate/internal/pause"
 	"github.com/cellgate/cellgate/nodeapi"
 	"github.com/cellgate/cellgate/regionctl/rollout"
 	"github.com/cellgate/cellgate/report"
@@ -234,7 +235,7 @@ func (w *world) startNode(id cells.NodeID) *node {
 	})
 	w.background(n.client.Run)
 	w.background(func(ctx context.Context) error {
-		for sleep(ctx, 100*time.Millisecond) {
+		for pause.For(ctx, 100*time.Millisecond) {
 			n.report()
 		}
 		return nil
@@ -374,7 +375,7 @@ func (w *world) startProber(id cells.RegionID) {
 	})
 	w.background(c.Run)
 	w.background(func(ctx context.Context) error {
-		for sleep(ctx, 200*time.Millisecond) {
+		for pause.For(ctx, 200*time.Millisecond) {
 			var ps []report.Probe
 			for _, cell := range w.topology.Cells() {
 				ps = append(ps, report.Probe{From: id, Cell: cell.ID, OK: true})

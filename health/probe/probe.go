@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/cellgate/cellgate/cells"
+	"github.com/cellgate/cellgate/internal/pause"
 	"github.com/cellgate/cellgate/report"
 )
 
@@ -177,7 +178,7 @@ func (p *Prober) forget(keep []target) {
 
 // follow looks at one target at its own pace, so that a slow one delays no other.
 func (p *Prober) follow(ctx context.Context, t target) {
-	for wait := rand.N(p.opt.Every / 4); sleep(ctx, wait); {
+	for wait := rand.N(p.opt.Every / 4); pause.For(ctx, wait); {
 		began := time.Now()
 		err := p.look(ctx, t)
 		if ctx.Err() != nil {
@@ -206,7 +207,7 @@ func (p *Prober) record(t target, err error, took time.Duration) {
 
 // tell sends once per interval.
 func (p *Prober) tell(ctx context.Context) {
-	for sleep(ctx, p.opt.Every) {
+	for pause.For(ctx, p.opt.Every) {
 		if round := p.round(time.Now()); len(round) > 0 {
 			p.opt.Send(round)
 		}
@@ -299,16 +300,5 @@ func words(err error) string {
 		return "connection closed before the answer"
 	default:
 		return err.Error()
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/cellgate/cellgate/internal/pause"
 )
 
 type order uint8
@@ -279,7 +281,7 @@ func (c *child) launch() (*exec.Cmd, error) {
 // watch closes ready at the first good readiness probe, then probes for life until ctx ends.
 func (c *child) watch(ctx context.Context, ready chan<- struct{}, hung chan<- error) {
 	for c.spec.Ready != nil && c.try(ctx, c.spec.Ready) != nil {
-		if !sleep(ctx, 40*time.Millisecond) {
+		if !pause.For(ctx, 40*time.Millisecond) {
 			return
 		}
 	}
@@ -287,7 +289,7 @@ func (c *child) watch(ctx context.Context, ready chan<- struct{}, hung chan<- er
 	if c.spec.Alive == nil {
 		return
 	}
-	for failed := 0; sleep(ctx, c.g.opts.ProbeEvery); {
+	for failed := 0; pause.For(ctx, c.g.opts.ProbeEvery); {
 		err := c.try(ctx, c.spec.Alive)
 		if failed++; err == nil {
 			failed = 0
@@ -303,15 +305,4 @@ func (c *child) try(ctx context.Context, probe func(context.Context) error) erro
 	ctx, cancel := context.WithTimeout(ctx, c.g.opts.ProbeEvery*6/7)
 	defer cancel()
 	return probe(ctx)
-}
-
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/internal/load"
+	"github.com/cellgate/cellgate/internal/pause"
 	"github.com/cellgate/cellgate/proxy/auth"
 	"github.com/cellgate/cellgate/regionctl"
 	"github.com/cellgate/cellgate/snapshot"
@@ -129,7 +130,7 @@ func (s *session) follow(ctx context.Context, bad uint64, from time.Time) (*sigh
 		if seen.ended {
 			return seen, nil
 		}
-		if !pause(ctx, 150*time.Millisecond) {
+		if !pause.For(ctx, 150*time.Millisecond) {
 			return seen, ctx.Err()
 		}
 	}
@@ -271,7 +272,7 @@ func leakedKey(ctx context.Context, s *session) error {
 	slipped := 0
 	for range 8 {
 		slipped += len(s.at.nodes()) - s.countNodes(answers(401))
-		if !pause(ctx, 250*time.Millisecond) {
+		if !pause.For(ctx, 250*time.Millisecond) {
 			return ctx.Err()
 		}
 	}
@@ -292,7 +293,7 @@ func (s *session) untilEverywhere(ctx context.Context, from time.Time, within ti
 	var mu sync.Mutex
 	last := from
 	s.everyNode(func(n Node) {
-		for !is(n) && time.Since(from) < within && pause(ctx, 40*time.Millisecond) {
+		for !is(n) && time.Since(from) < within && pause.For(ctx, 40*time.Millisecond) {
 		}
 		mu.Lock()
 		defer mu.Unlock()

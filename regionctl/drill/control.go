@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cellgate/cellgate/internal/load"
+	"github.com/cellgate/cellgate/internal/pause"
 	"github.com/cellgate/cellgate/regionctl"
 )
 
@@ -34,11 +35,11 @@ func controlPlane(ctx context.Context, s *session) error {
 	if err := s.stopFor(ctx, "the control plane", "regionctl/*", "etcd/*"); err != nil {
 		return err
 	}
-	if !pause(ctx, outage/2) {
+	if !pause.For(ctx, outage/2) {
 		return ctx.Err()
 	}
 	killed, back, err := s.killNode(ctx, node)
-	if err != nil || !pause(ctx, outage/2) {
+	if err != nil || !pause.For(ctx, outage/2) {
 		return orBroken(ctx, err)
 	}
 	age, down := s.age(ctx, witness), time.Since(stopped)
@@ -130,7 +131,7 @@ func identityProvider(ctx context.Context, s *session) error {
 		wrong += s.countNodes(func(n Node) bool {
 			return s.ask(ctx, n, s.at.Host, s.at.Path, "Authorization", "Bearer "+forged) != 401
 		})
-		if !pause(ctx, 500*time.Millisecond) {
+		if !pause.For(ctx, 500*time.Millisecond) {
 			return ctx.Err()
 		}
 	}
@@ -144,7 +145,7 @@ func identityProvider(ctx context.Context, s *session) error {
 // accepts waits until the node itself answers the sample request of a good token.
 func (s *session) accepts(ctx context.Context, n Node, from time.Time) time.Duration {
 	for s.ask(ctx, n, s.at.Host, s.at.Path, "Authorization", "Bearer "+s.at.Customer) != 200 {
-		if time.Since(from) > 10*serveWithin || !pause(ctx, 30*time.Millisecond) {
+		if time.Since(from) > 10*serveWithin || !pause.For(ctx, 30*time.Millisecond) {
 			break
 		}
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/internal/load"
+	"github.com/cellgate/cellgate/internal/pause"
 )
 
 const (
@@ -33,7 +34,7 @@ func gatewayProcess(ctx context.Context, s *session) error {
 	if err != nil {
 		return err
 	}
-	if !pause(ctx, 3*time.Second) {
+	if !pause.For(ctx, 3*time.Second) {
 		return ctx.Err()
 	}
 	there := s.watch.before(killed)
@@ -84,7 +85,7 @@ func (s *session) killNode(ctx context.Context, n Node) (killed time.Time, back 
 			break
 		}
 		back = time.Since(killed)
-		if !pause(ctx, 30*time.Millisecond) {
+		if !pause.For(ctx, 30*time.Millisecond) {
 			return killed, back, ctx.Err()
 		}
 	}
@@ -148,7 +149,7 @@ func (s *session) lose(ctx context.Context, dead []Cell, of func(name string) bo
 	}
 	gone, _ := s.watch.await(ctx, killed, 3*goneWithin, without(lost))
 	s.say("gone from every answer after %.1f s", gone.Seconds())
-	if !pause(ctx, 2*s.at.TTL) { // caches run out
+	if !pause.For(ctx, 2*s.at.TTL) { // caches run out
 		return ctx.Err()
 	}
 	down := time.Now()

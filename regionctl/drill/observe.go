@@ -16,6 +16,7 @@ import (
 
 	"github.com/cellgate/cellgate/internal/dnsask"
 	"github.com/cellgate/cellgate/internal/load"
+	"github.com/cellgate/cellgate/internal/pause"
 )
 
 // clientsPerRegion is how many clients each region has in a drill, each in a subnet of its own.
@@ -61,7 +62,7 @@ func (s *session) begin(ctx context.Context) (requests func() []load.Request, er
 	s.say("load: %.0f requests per second from %d clients", s.o.Rate, len(s.clients()))
 	requests = s.load(1, s.at.Path, s.at.Customer)
 	s.watch = startWatch(s.at.DNS, s.at.Host, s.clients())
-	if !pause(ctx, warmUp) {
+	if !pause.For(ctx, warmUp) {
 		return nil, ctx.Err()
 	}
 	for _, q := range requests() {
@@ -124,7 +125,7 @@ func startWatch(routers []string, host string, clients []netip.Prefix) *watch {
 				w.samples = slices.Delete(w.samples, 1, 2)
 			}
 			w.mu.Unlock()
-			if !pause(ctx, sampleEvery) {
+			if !pause.For(ctx, sampleEvery) {
 				return
 			}
 		}
@@ -211,7 +212,7 @@ func (w *watch) await(ctx context.Context, from time.Time, within time.Duration,
 				return s.at.Sub(from), true
 			}
 		}
-		if took = time.Since(from); took > within || !pause(ctx, 100*time.Millisecond) {
+		if took = time.Since(from); took > within || !pause.For(ctx, 100*time.Millisecond) {
 			return took, false
 		}
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/internal/load"
+	"github.com/cellgate/cellgate/internal/pause"
 )
 
 // Options of a run.
@@ -145,7 +146,7 @@ func (s *session) whole(ctx context.Context) (took time.Duration, missing []stri
 	began := time.Now()
 	for {
 		missing = Check(ctx, s.world)
-		if took = time.Since(began); len(missing) == 0 || took > wholeWithin || !pause(ctx, 250*time.Millisecond) {
+		if took = time.Since(began); len(missing) == 0 || took > wholeWithin || !pause.For(ctx, 250*time.Millisecond) {
 			return took, missing
 		}
 	}
@@ -204,18 +205,6 @@ func (s *session) close() {
 		r.Wait()
 	}
 	s.doors.close()
-}
-
-// pause waits; false when the run is broken off.
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // order gives an order now that a later one takes back.

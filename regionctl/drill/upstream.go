@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/cellgate/cellgate/internal/load"
+	"github.com/cellgate/cellgate/internal/pause"
 	"github.com/cellgate/cellgate/snapshot"
 )
 
@@ -35,7 +36,7 @@ func slowUpstream(ctx context.Context, s *session) error {
 	if err != nil {
 		return err
 	}
-	if !pause(ctx, measured-warmUp) {
+	if !pause.For(ctx, measured-warmUp) {
 		return ctx.Err()
 	}
 	s.result.Target = upstream
@@ -46,7 +47,7 @@ func slowUpstream(ctx context.Context, s *session) error {
 	if err := s.world.Slow(ctx, upstream, slowBy); err != nil {
 		return err
 	}
-	if !pause(ctx, measured) {
+	if !pause.For(ctx, measured) {
 		return ctx.Err()
 	}
 	during := load.Sum(since(others(), slowed))
@@ -54,11 +55,11 @@ func slowUpstream(ctx context.Context, s *session) error {
 	if err := s.undo(ctx); err != nil {
 		return err
 	}
-	if !pause(ctx, slowBy+time.Second) {
+	if !pause.For(ctx, slowBy+time.Second) {
 		return ctx.Err()
 	}
 	good := time.Now()
-	if !pause(ctx, measured/2) {
+	if !pause.For(ctx, measured/2) {
 		return ctx.Err()
 	}
 	all := requests()

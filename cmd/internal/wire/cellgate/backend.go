@@ -14,6 +14,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"github.com/cellgate/cellgate/internal/pause"
 )
 
 // backendConfig starts a sample backend.
@@ -62,7 +64,7 @@ func (b *backend) service() http.Handler {
 func (b *backend) misbehaving(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		f := b.faults.Load()
-		if f.Slow > 0 && !pause(r.Context(), f.Slow) {
+		if f.Slow > 0 && !pause.For(r.Context(), f.Slow) {
 			return
 		}
 		if f.FailPercent > 0 && rand.Float64()*100 < f.FailPercent {
@@ -105,7 +107,7 @@ func (b *backend) stream(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	flush := http.NewResponseController(w)
 	for i := range count {
-		if i > 0 && !pause(r.Context(), every) {
+		if i > 0 && !pause.For(r.Context(), every) {
 			return
 		}
 		if _, err := fmt.Fprintf(w, "{\"backend\":%q,\"line\":%d}\n", b.id, i+1); err != nil || flush.Flush() != nil {
@@ -116,7 +118,7 @@ func (b *backend) stream(w http.ResponseWriter, r *http.Request) {
 
 // slow answers after ?for=1s.
 func (b *backend) slow(w http.ResponseWriter, r *http.Request) {
-	if pause(r.Context(), duration(r, "for", time.Second)) {
+	if pause.For(r.Context(), duration(r, "for", time.Second)) {
 		b.echo(w, r)
 	}
 }
@@ -141,17 +143,6 @@ func duration(r *http.Request, key string, fallback time.Duration) time.Duration
 		return min(v, time.Minute)
 	}
 	return fallback
-}
-
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // control takes the faults: GET shows them, PUT replaces them.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/internal/dnsask"
+	"github.com/cellgate/cellgate/internal/pause"
 )
 
 // operator runs the regionctl command against one region's controller.
@@ -180,7 +181,7 @@ func (r *readiness) until(ctx context.Context, what string, try func(context.Con
 		if bad := r.broken(); bad != nil {
 			return bad
 		}
-		if ctx.Err() != nil || !pause(ctx, 200*time.Millisecond) {
+		if ctx.Err() != nil || !pause.For(ctx, 200*time.Millisecond) {
 			if cause := context.Cause(ctx); errors.Is(cause, errTooLong) {
 				return fmt.Errorf("%w: %s: %w", cause, what, err)
 			}

@@ -24,6 +24,7 @@ import (
 
 	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/cmd/internal/supervisor"
+	"github.com/cellgate/cellgate/internal/pause"
 )
 
 // DefaultDir holds a world's state unless --dir names another directory.
@@ -209,7 +210,7 @@ func downCommand(dir *string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			for supervisor.Running(string(h)) && pause(cmd.Context(), 20*time.Millisecond) {
+			for supervisor.Running(string(h)) && pause.For(cmd.Context(), 20*time.Millisecond) {
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "stopped the world in %s\n", h)
 			return cmd.Context().Err()

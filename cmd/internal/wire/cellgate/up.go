@@ -15,6 +15,7 @@ import (
 	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/cmd/internal/bootstrap"
 	"github.com/cellgate/cellgate/cmd/internal/supervisor"
+	"github.com/cellgate/cellgate/internal/pause"
 	"github.com/cellgate/cellgate/internal/supervise"
 )
 
@@ -203,7 +204,7 @@ func (w *world) live(ctx context.Context, bin string, log *slog.Logger, hooks Ho
 
 // guard ends a world whose directory is gone: it could be neither ordered nor started again.
 func (w *world) guard(ctx context.Context) {
-	for pause(ctx, time.Second) {
+	for pause.For(ctx, time.Second) {
 		if w.lock.lost() {
 			w.stop(errGone)
 		}
