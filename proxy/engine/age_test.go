@@ -9,7 +9,7 @@ import (
 
 // Without an end, a pooled client would stay where it is for ever, whatever DNS says.
 func TestConnectionsOfAnAgeAreAskedToLeave(t *testing.T) {
-	each(t, func(t *testing.T, start starter) {
+	eachSecure(t, func(t *testing.T, start starter) {
 		const age = 400 * time.Millisecond
 		w := start(t, handler(t, echo), setup{engine: Options{MaxAge: age}})
 		c := w.dial()

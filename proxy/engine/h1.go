@@ -73,7 +73,7 @@ func putBack(b *[]byte) {
 
 func newConn(e *Engine, nc net.Conn) *conn {
 	c := &conn{e: e, nc: nc, x: e.server.Acquire(), buf: inBuffers.Get().(*[]byte)}
-	c.peek.Reset(nc)
+	c.peek.Reset(rawConn(nc))
 	c.turn.Reset(nc)
 	if a, ok := nc.RemoteAddr().(*net.TCPAddr); ok {
 		c.peer = a.AddrPort().Addr().Unmap()
@@ -83,6 +83,14 @@ func newConn(e *Engine, nc net.Conn) *conn {
 	c.old.Store(e.age(c.last).UnixNano())
 	c.prepare()
 	return c
+}
+
+// rawConn is what lies below TLS.
+func rawConn(nc net.Conn) net.Conn {
+	if tc, ok := nc.(*tls.Conn); ok {
+		return tc.NetConn()
+	}
+	return nc
 }
 
 // prepare writes what every exchange of the connection has in common.

@@ -57,7 +57,7 @@ func TestTLSOffersBothProtocols(t *testing.T) {
 }
 
 func TestDrainLetsExchangesEndAndAsksClientsToLeave(t *testing.T) {
-	each(t, func(t *testing.T, start starter) {
+	eachSecure(t, func(t *testing.T, start starter) {
 		inside, release := make(chan struct{}), make(chan struct{})
 		w := start(t, handler(t, func(rw http.ResponseWriter, r *http.Request) {
 			if r.URL.Path == "/slow" {
@@ -92,7 +92,7 @@ func TestDrainLetsExchangesEndAndAsksClientsToLeave(t *testing.T) {
 }
 
 func TestHardStopEndsADrain(t *testing.T) {
-	each(t, func(t *testing.T, start starter) {
+	eachSecure(t, func(t *testing.T, start starter) {
 		block := make(chan struct{})
 		t.Cleanup(func() { close(block) })
 		w := start(t, scripted(t, func(_ int, c *raw) { c.request(); <-block }), setup{engine: Options{HardStop: 300 * time.Millisecond}})
@@ -151,7 +151,7 @@ func TestReconnectIsAskedOfHTTP1ClientsInTheirAnswers(t *testing.T) {
 }
 
 func TestOldConnectionsAreAskedToLeave(t *testing.T) {
-	each(t, func(t *testing.T, start starter) {
+	eachSecure(t, func(t *testing.T, start starter) {
 		w := start(t, handler(t, echo), setup{engine: Options{MaxAge: 50 * time.Millisecond}})
 		c := w.dial()
 		if res, _, _ := c.send(get("/")).answer("GET"); res.Close {

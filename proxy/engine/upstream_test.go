@@ -19,7 +19,7 @@ const ok = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 // G23.
 func TestEarlyAnswerIsDeliveredAndTheConnectionClosed(t *testing.T) {
-	each(t, func(t *testing.T, start starter) {
+	eachSecure(t, func(t *testing.T, start starter) {
 		up := scripted(t, func(_ int, c *raw) {
 			_, _ = c.r.Peek(1)
 			c.send("HTTP/1.1 413 Content Too Large\r\nContent-Length: 3\r\nConnection: close\r\n\r\nbig")
@@ -43,7 +43,7 @@ func TestEarlyAnswerIsDeliveredAndTheConnectionClosed(t *testing.T) {
 
 // G27.
 func TestUpstreamThatDiesMidBodyIsSeenAsTruncation(t *testing.T) {
-	each(t, func(t *testing.T, start starter) {
+	eachSecure(t, func(t *testing.T, start starter) {
 		for name, head := range map[string]string{
 			"counted":   "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nabc",
 			"chunked":   "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n",
@@ -65,7 +65,7 @@ func TestUpstreamThatDiesMidBodyIsSeenAsTruncation(t *testing.T) {
 
 // G37 and G7: no body whatever the upstream sends, its length kept, and stray bytes never reach the next client.
 func TestAnswersWithoutBodyAndWhatIsSentBehindThem(t *testing.T) {
-	each(t, func(t *testing.T, start starter) {
+	eachSecure(t, func(t *testing.T, start starter) {
 		stray := "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nforged"
 		for name, c := range map[string]struct{ method, answer, length string }{
 			"HEAD":            {"HEAD", "HTTP/1.1 200 OK\r\nContent-Length: 44\r\n\r\n", "44"},
@@ -252,7 +252,7 @@ func TestUpstreamFaultsHaveTheirReasons(t *testing.T) {
 }
 
 func TestInterimAnswersAreNotTheAnswer(t *testing.T) {
-	each(t, func(t *testing.T, start starter) {
+	eachSecure(t, func(t *testing.T, start starter) {
 		w := start(t, scripted(t, func(_ int, c *raw) {
 			c.request()
 			c.send("HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n" + ok)
@@ -285,7 +285,7 @@ func TestClientThatLeavesCancelsItsUpstream(t *testing.T) {
 }
 
 func TestFullPoolRefusesAtOnce(t *testing.T) {
-	each(t, func(t *testing.T, start starter) {
+	eachSecure(t, func(t *testing.T, start starter) {
 		release := make(chan struct{})
 		up := scripted(t, func(_ int, c *raw) {
 			c.request()
@@ -450,7 +450,7 @@ func TestSurplusOnAReusedConnectionIsAskedAgain(t *testing.T) {
 
 // A client that sends its body too slowly has its own answer, at the end of the exchange's time.
 func TestABodyThatComesTooSlowlyIsTheClientsFault(t *testing.T) {
-	each(t, func(t *testing.T, start starter) {
+	eachSecure(t, func(t *testing.T, start starter) {
 		for name, head := range slowBodies() {
 			t.Run(name, func(t *testing.T) {
 				up := scripted(t, func(_ int, c *raw) { c.request() })

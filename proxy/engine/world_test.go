@@ -77,6 +77,7 @@ type world struct {
 	t      testing.TB
 	server *proxy.Server
 	make   maker
+	trust  *tls.Config // of clients over TLS; nil = they are plain
 	addr   string
 	udp    net.Addr // with setup.h3
 	roots  *x509.CertPool
@@ -111,6 +112,22 @@ func each(t *testing.T, test func(t *testing.T, start starter)) {
 	for name, kind := range engines() {
 		t.Run(name, func(t *testing.T) {
 			test(t, func(tb testing.TB, up string, s setup) *world { return start(tb, kind, up, s) })
+		})
+	}
+}
+
+// eachSecure does it for clients over TLS as well.
+func eachSecure(t *testing.T, test func(t *testing.T, start starter)) {
+	each(t, test)
+	cert, roots := selfSigned(t)
+	for name, kind := range engines() {
+		t.Run(name+" over TLS", func(t *testing.T) {
+			test(t, func(tb testing.TB, up string, s setup) *world {
+				s.tls = &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
+				w := start(tb, kind, up, s)
+				w.trust = &tls.Config{RootCAs: roots, ServerName: "a.example"}
+				return w
+			})
 		})
 	}
 }
@@ -195,6 +212,9 @@ func (w *world) dial() *raw {
 	}
 	w.t.Cleanup(func() { c.Close() })
 	_ = c.SetDeadline(time.Now().Add(8 * time.Second))
+	if w.trust != nil {
+		c = tls.Client(c, w.trust)
+	}
 	return &raw{c, bufio.NewReader(c), w.t}
 }
 

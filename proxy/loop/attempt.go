@@ -115,7 +115,7 @@ func (f *flight) resolved(at netip.AddrPort, err error) {
 	}
 	l := f.l
 	u := &conn{lane: f.lane, endpoint: f.x.Endpoint, fd: fd, born: l.now, flight: f, polled: true}
-	u.slot = l.take(slot{conn: u, listener: -1, fd: fd})
+	u.slot = l.take(slot{conn: u, fd: fd})
 	f.conn, f.phase = u, connecting
 	if l.watch(unix.EPOLL_CTL_ADD, fd, allEvents, u.slot, l.slots[u.slot].gen) != nil {
 		f.failed(retry.ConnectFailed, reason.ConnectFailed)

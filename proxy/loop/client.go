@@ -20,6 +20,7 @@ import (
 // client is one client connection. It owns buffers only while they hold something, and a flight from the first byte of a
 // head to the end of the answer: an idle connection is this and its slot.
 //
+//	shaking ─ TLS is agreed on ─▶ waiting
 //	waiting ─ a byte ─▶ heading ─ a whole head ─▶ busy ─ answered ─▶ waiting
 //	                       └── no HTTP, or too slow ──┴── answered with close ─▶ lingering ─▶ gone
 type client struct {
@@ -34,6 +35,7 @@ type client struct {
 	polled  bool // the kernel is asked about room for writing as well
 	queued  bool // in the loop's list of those that go on
 
+	secure *secure // nil = plain
 	timer  timer
 	flight *flight
 	in     []byte // what has been read and isn't used up is in[r:w]; nil when there is nothing
@@ -51,7 +53,8 @@ type client struct {
 type state uint8
 
 const (
-	waiting state = iota
+	shaking state = iota
+	waiting
 	heading
 	busy
 	lingering
@@ -85,6 +88,8 @@ func (c *client) leave(old, idle time.Time) {
 // readable is called when something may be there to be read.
 func (c *client) readable() {
 	switch c.state {
+	case shaking:
+		c.secure.shake()
 	case waiting, heading:
 		c.readHead()
 	case busy:
@@ -108,6 +113,9 @@ func (c *client) goOn() {
 
 // read reads once into b and keeps the books. more says that nothing came but may come.
 func (c *client) read(b []byte) (n int, more bool) {
+	if c.secure != nil {
+		return c.secure.read(b)
+	}
 	n, e := c.l.read(c.fd, b)
 	switch {
 	case e == syscall.EAGAIN:
@@ -123,7 +131,7 @@ func (c *client) read(b []byte) (n int, more bool) {
 
 // readHead reads until a whole head is there.
 func (c *client) readHead() {
-	for c.canRead && c.state <= heading {
+	for c.canRead && (c.state == waiting || c.state == heading) {
 		if c.in == nil {
 			c.in = c.l.buffers.in()
 		}
@@ -155,7 +163,7 @@ func (c *client) head() {
 	b := c.in[c.r:c.w]
 	x := c.flight.x
 	n, err := 0, error(nil)
-	if !http1.Preface(b) {
+	if c.secure != nil || !http1.Preface(b) {
 		n, err = x.Request.Parse(b)
 	} else {
 		c.handOver(nil)
@@ -219,8 +227,16 @@ func (c *client) grow(n int) {
 	c.in = bigger
 }
 
-// send writes a and b, or keeps what doesn't go out at once. It is false when the connection is broken.
+// send gives the client a and b. It is false when the connection is broken.
 func (c *client) send(a, b []byte) bool {
+	if c.secure != nil {
+		return c.secure.send(a, b)
+	}
+	return c.sendRaw(a, b)
+}
+
+// sendRaw writes a and b, or keeps what doesn't go out at once.
+func (c *client) sendRaw(a, b []byte) bool {
 	n := 0
 	if len(c.out) == 0 {
 		var e syscall.Errno
@@ -292,6 +308,13 @@ func (c *client) flush() bool {
 func (c *client) linger() {
 	c.rest()
 	c.state, c.spare = lingering, relay.LingerBytes
+	if c.secure != nil {
+		c.secure.farewell()
+	}
+	if len(c.out) > 0 { // the rest goes out when there is room, within the time
+		c.l.wheel.set(&c.timer, c.l.now.Add(relay.LingerTime))
+		return
+	}
 	_ = unix.Shutdown(int(c.fd), unix.SHUT_WR)
 	c.l.wheel.set(&c.timer, c.l.now.Add(relay.LingerTime))
 	if c.canRead {
@@ -314,7 +337,12 @@ func (c *client) discard() {
 func (c *client) expired() {
 	c.l.current = c.slot
 	switch c.state {
-	case waiting, lingering:
+	case waiting:
+		if c.secure != nil {
+			c.secure.farewell()
+		}
+		c.drop()
+	case shaking, lingering:
 		c.drop()
 	case heading:
 		c.refuse(reason.HeaderTimeout)
@@ -331,6 +359,9 @@ func (c *client) drop() {
 	if f := c.flight; f != nil {
 		c.flight = nil
 		f.breakOff(c.state == busy)
+	}
+	if c.secure != nil {
+		c.secure.end()
 	}
 	unix.Close(int(c.fd))
 	c.forget()
@@ -367,7 +398,9 @@ func (c *client) handOver(f *flight) {
 	}
 	own := c.flight
 	c.flight, c.in, c.r, c.w = nil, nil, 0, 0
-	own.breakOff(f != nil)
+	if own != nil {
+		own.breakOff(f != nil)
+	}
 	c.forget()
 	if err != nil {
 		l.e.opts.Log.Warn("handing a connection over", "error", err)
@@ -376,6 +409,9 @@ func (c *client) handOver(f *flight) {
 		}
 		return
 	}
-	h.Conn = nc
+	if h.Conn = nc; c.secure != nil {
+		c.secure.plain = nc
+		h.Conn, c.secure.c = c.secure.conn, nil
+	}
 	l.e.rest.Take(h)
 }

@@ -54,15 +54,15 @@ func New(s *proxy.Server, o Options) *Engine {
 // Run serves until ctx ends, then drains, as engine.Engine does. It is called once.
 func (e *Engine) Run(ctx context.Context, listeners ...engine.Listener) error {
 	var others []engine.Listener
-	var plain []net.Listener
+	var own []engine.Listener
 	for _, l := range listeners {
-		if l.TLS != nil {
+		if l.Via != nil || l.Other != nil {
 			others = append(others, l)
 		} else {
-			plain = append(plain, l.Listener)
+			own = append(own, l)
 		}
 	}
-	if err := e.open(plain); err != nil {
+	if err := e.open(own); err != nil {
 		return err
 	}
 	return e.serve(ctx, others)
@@ -94,7 +94,7 @@ func (e *Engine) serve(ctx context.Context, others []engine.Listener) error {
 }
 
 // open makes the loops with their sockets. On an error nothing is left behind.
-func (e *Engine) open(plain []net.Listener) (err error) {
+func (e *Engine) open(own []engine.Listener) (err error) {
 	defer func() {
 		if err != nil {
 			for _, l := range e.loops {
@@ -110,11 +110,11 @@ func (e *Engine) open(plain []net.Listener) (err error) {
 		}
 		e.loops = append(e.loops, l)
 	}
-	for _, from := range plain {
-		fds, err := spread(from, len(e.loops))
+	for _, from := range own {
+		fds, err := spread(from.Listener, len(e.loops))
 		for i, fd := range fds {
 			if err == nil {
-				err = e.loops[i].listen(fd)
+				err = e.loops[i].listen(fd, from.TLS)
 			}
 			if err != nil {
 				unix.Close(int(fd))
@@ -264,7 +264,7 @@ func (e *Engine) drain(gone <-chan struct{}) {
 	e.leave(min(relay.DrainIdle, e.opts.HardStop/2))
 	e.all(func(l *loop) {
 		for _, at := range l.listeners {
-			if err := sockclose.QuiesceFD(int(l.slots[at].listener)); err != nil {
+			if err := sockclose.QuiesceFD(int(l.slots[at].fd)); err != nil {
 				e.opts.Log.Warn("drain: connections that wait may be reset", "error", err)
 			}
 		}

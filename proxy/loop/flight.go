@@ -88,7 +88,7 @@ func (l *loop) takeFlight(c *client) *flight {
 		f.x = l.e.server.Acquire()
 	}
 	f.client = c
-	f.x.Peer, f.x.PeerText, f.x.TLS, f.x.Protocol, f.x.Via = c.peer, c.text, false, "HTTP/1.1", ""
+	f.x.Peer, f.x.PeerText, f.x.TLS, f.x.Protocol, f.x.Via = c.peer, c.text, c.secure != nil, "HTTP/1.1", ""
 	return f
 }
 
@@ -226,7 +226,7 @@ const writeGrace = 3 * time.Second
 func (f *flight) expired() {
 	c, now := f.client, f.l.clock()
 	if by := c.goneBy; !by.IsZero() && !now.Before(by) {
-		if f.l.gone(c.fd) {
+		if c.secure != nil || f.l.gone(c.fd) { // over TLS what is left to read may be the end itself
 			f.clientGone()
 			return
 		}

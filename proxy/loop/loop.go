@@ -3,6 +3,7 @@
 package loop
 
 import (
+	"crypto/tls"
 	"net/netip"
 	"runtime"
 	"runtime/debug"
@@ -28,8 +29,10 @@ type loop struct {
 	wheel  wheel
 	calls  calls
 
-	in  []byte // what is read and used up at once
-	out []byte // what is made and written at once
+	in     []byte // what is read and used up at once
+	out    []byte // what is made and written at once
+	raw    []byte // what is read for crypto/tls
+	sealed []byte // what crypto/tls has made of out
 	buffers
 	flights []*flight // free ones
 
@@ -66,8 +69,14 @@ type slot struct {
 	gen      uint32
 	client   *client
 	conn     *conn
-	listener int32 // descriptor, or -1
+	listener *listener
 	fd       int32 // -1 = free
+}
+
+// listener is a listening socket; tls nil means plain.
+type listener struct {
+	fd  int32
+	tls *tls.Config
 }
 
 // sender is a flight that is about to get a connection, if it still is at its attempt gen.
@@ -118,7 +127,7 @@ func (l *loop) readMail() {
 }
 
 func newLoop(e *Engine, p *pulse) (*loop, error) {
-	l := &loop{e: e, pulse: p, in: make([]byte, readSize), out: make([]byte, 0, bigSize), lanes: map[*upstream.Pool]*lane{}, now: time.Now()}
+	l := &loop{e: e, pulse: p, in: make([]byte, readSize), raw: make([]byte, readSize), out: make([]byte, 0, bigSize), lanes: map[*upstream.Pool]*lane{}, now: time.Now()}
 	l.wheel.base = l.now
 	l.resume.fire, l.sweeping.fire = l.resumeAccepting, l.sweep
 	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
@@ -132,7 +141,7 @@ func newLoop(e *Engine, p *pulse) (*loop, error) {
 		return nil, err
 	}
 	l.mail.fd = int32(fd)
-	at := l.take(slot{listener: -1, fd: l.mail.fd})
+	at := l.take(slot{fd: l.mail.fd})
 	if err := l.watch(unix.EPOLL_CTL_ADD, l.mail.fd, readEvents, at, 0); err != nil {
 		l.close()
 		return nil, err
@@ -155,7 +164,7 @@ func (l *loop) take(s slot) uint32 {
 
 // leave empties a slot; its descriptor is somebody else's, or closed.
 func (l *loop) leave(i uint32) {
-	l.slots[i] = slot{gen: l.slots[i].gen + 1, listener: -1, fd: -1}
+	l.slots[i] = slot{gen: l.slots[i].gen + 1, fd: -1}
 	l.free = append(l.free, i)
 }
 
@@ -272,6 +281,9 @@ func (l *loop) event(r ref, events uint32) {
 		c.broken = c.broken || events&(unix.EPOLLHUP|unix.EPOLLERR) != 0
 		if events&unix.EPOLLIN != 0 || ended {
 			c.canRead = true
+			if c.secure != nil {
+				c.secure.canRead = true
+			}
 		}
 		if events&unix.EPOLLOUT != 0 && len(c.out) > 0 && !c.flush() {
 			return
@@ -289,7 +301,7 @@ func (l *loop) event(r ref, events uint32) {
 			l.current = f.client.slot
 			f.upstreamReady(events&unix.EPOLLOUT != 0)
 		}
-	case s.listener >= 0:
+	case s.listener != nil:
 		l.accept(r.slot)
 	case r.slot == 0:
 		l.readMail()
@@ -317,11 +329,12 @@ const accepts = 16
 
 func (l *loop) accept(at uint32) {
 	for range accepts {
-		fd, peer, err := accept(l.slots[at].listener)
+		from := l.slots[at].listener
+		fd, peer, err := accept(from.fd)
 		switch err {
 		case nil:
 			l.delay = 0
-			l.client(fd, peer)
+			l.client(fd, peer, from.tls)
 		case unix.EAGAIN:
 			return
 		case unix.ECONNABORTED, unix.EINTR, unix.EPROTO:
@@ -338,15 +351,15 @@ func (l *loop) accept(at uint32) {
 // accepting turns the events of the listening sockets on or off. They are level-triggered: a full turn comes again.
 func (l *loop) accepting(events uint32) {
 	for _, at := range l.listeners {
-		_ = l.watch(unix.EPOLL_CTL_MOD, l.slots[at].listener, events, at, l.slots[at].gen)
+		_ = l.watch(unix.EPOLL_CTL_MOD, l.slots[at].fd, events, at, l.slots[at].gen)
 	}
 }
 
 func (l *loop) resumeAccepting() { l.accepting(unix.EPOLLIN) }
 
 // listen takes a listening socket over.
-func (l *loop) listen(fd int32) error {
-	at := l.take(slot{listener: fd, fd: fd})
+func (l *loop) listen(fd int32, cfg *tls.Config) error {
+	at := l.take(slot{listener: &listener{fd, cfg}, fd: fd})
 	if err := l.watch(unix.EPOLL_CTL_ADD, fd, unix.EPOLLIN, at, l.slots[at].gen); err != nil {
 		l.leave(at)
 		return err
@@ -356,7 +369,7 @@ func (l *loop) listen(fd int32) error {
 }
 
 // client begins to serve a connection, within the bound.
-func (l *loop) client(fd int32, peer netip.Addr) {
+func (l *loop) client(fd int32, peer netip.Addr, cfg *tls.Config) {
 	if l.e.full() {
 		unix.Close(int(fd))
 		return
@@ -364,7 +377,7 @@ func (l *loop) client(fd int32, peer netip.Addr) {
 	c := &client{l: l, fd: fd, peer: peer, text: peer.String()}
 	c.timer.fire = c.expired
 	c.old = relay.Age(l.now, l.e.opts.MaxAge, l.e.opts.LeaveOver, l.e.server.Leaving()).UnixNano()
-	c.slot = l.take(slot{client: c, listener: -1, fd: fd})
+	c.slot = l.take(slot{client: c, fd: fd})
 	if err := l.watch(unix.EPOLL_CTL_ADD, fd, readEvents, c.slot, l.slots[c.slot].gen); err != nil {
 		l.leave(c.slot)
 		unix.Close(int(fd))
@@ -372,6 +385,10 @@ func (l *loop) client(fd int32, peer netip.Addr) {
 	}
 	l.clients++
 	l.e.server.Connections.Add(1)
+	if cfg != nil {
+		c.shakeHands(cfg)
+		return
+	}
 	c.wait()
 }
 
@@ -387,7 +404,7 @@ func (l *loop) each(do func(*client)) {
 // end stops listening: the loop ends when its last client has gone.
 func (l *loop) end() {
 	for _, at := range l.listeners {
-		unix.Close(int(l.slots[at].listener))
+		unix.Close(int(l.slots[at].fd))
 		l.leave(at)
 	}
 	l.listeners, l.ending = nil, true

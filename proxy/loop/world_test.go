@@ -15,6 +15,7 @@ import (
 
 	"github.com/cellgate/cellgate/proxy"
 	"github.com/cellgate/cellgate/proxy/callers"
+	"github.com/cellgate/cellgate/proxy/engine"
 	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/proxy/upstream"
 	"github.com/cellgate/cellgate/reason"
@@ -82,7 +83,7 @@ func start(t testing.TB, up, pool string, o Options) *world {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 2)
 	go func() { ended <- w.server.Run(ctx) }()
-	if err := w.engine.open([]net.Listener{l}); err != nil { // here, so that tests may look at the loops
+	if err := w.engine.open([]engine.Listener{{Listener: l}}); err != nil { // here, so that tests may look at the loops
 		t.Fatal(err)
 	}
 	go func() { ended <- w.engine.serve(ctx, nil) }()
