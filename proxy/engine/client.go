@@ -14,7 +14,7 @@ type client interface {
 	// Read reads request body; io.EOF ends it. Errors are bodyErrors.
 	io.Reader
 	// whole gives the request body when it is short and complete, reading what is missing of it. ok is false for a body
-	// that has to be streamed.
+	// that has to be streamed, none of which is given or taken.
 	whole() (body []byte, ok bool, err error)
 	// discard passes over the body as far as it is at hand, and says whether that was all of it.
 	discard() bool

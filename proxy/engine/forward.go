@@ -199,9 +199,9 @@ func (f *forwarding) send(deadline time.Time) error {
 		length = relay.UploadLength(&f.x.Request)
 	}
 	f.out = f.x.AppendRequest(f.out[:0], length, f.took)
-	f.out = append(f.out, f.body...)
 	f.conn.ArmWrite(deadline)
 	if f.full {
+		f.out = append(f.out, f.body...)
 		f.conn.ArmRead(f.took, relay.LookAfter, f.headBy(f.took, deadline))
 		n, err := f.conn.Send(f.out)
 		f.sent = n > 0

@@ -195,10 +195,10 @@ func (s *stream) all() (b []byte, ok, wait bool, err error) {
 	switch {
 	case s.over():
 		return nil, false, false, errClientGone
+	case s.x.Request.Chunked && !s.Complete(), s.Trailer != nil, len(b) > relay.SmallBody:
+		return nil, false, false, nil // it is streamed
 	case s.Complete(), s.x.Request.Length == 0:
-		return b, s.Trailer == nil && len(b) <= relay.SmallBody, false, nil
-	case s.x.Request.Chunked:
-		return nil, false, false, nil
+		return b, true, false, nil
 	}
 	s.sayContinue()
 	return b, false, true, nil
