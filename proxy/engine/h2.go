@@ -3,6 +3,7 @@ package engine
 import (
 	"errors"
 	"os"
+	"runtime"
 	"sync"
 	"time"
 
@@ -53,6 +54,8 @@ func (h *h2Front) serve(c *conn, prefix []byte) {
 type h2conn struct {
 	c    *conn
 	work sync.WaitGroup // exchanges and the sender
+
+	spare *stream // for the next request; the reader's
 
 	mu      sync.Mutex
 	codec   http2.Server
@@ -139,6 +142,7 @@ func (q *h2conn) send() {
 	defer q.work.Done()
 	next := h2Buffers.Get().(*[]byte)
 	for {
+		runtime.Gosched() // whatever else can run first may have something to send as well
 		q.mu.Lock()
 		if q.codec.Pending() == 0 || q.broken {
 			if q.sending = false; q.codec.Streams() == 0 {
@@ -192,11 +196,9 @@ func (q *h2conn) read(b []byte) (gone bool) {
 	c := q.c
 	c.last = time.Now()
 	q.start()
-	spare := newStream(q)
-	defer func() { spare.free() }()
+	defer q.forget()
 	for {
-		next, over, broken := q.take(b, spare)
-		if spare = next; over || broken {
+		if over, broken := q.take(b); over || broken {
 			return broken
 		}
 		n, err := c.nc.Read(*c.buf)
@@ -215,10 +217,13 @@ func (q *h2conn) start() {
 }
 
 // take feeds what came; nothing means that time has passed.
-func (q *h2conn) take(b []byte, spare *stream) (next *stream, over, broken bool) {
+func (q *h2conn) take(b []byte) (over, broken bool) {
 	q.lock()
 	defer q.unlock(true)
 	c := q.c
+	if q.spare == nil {
+		q.spare = newStream(q)
+	}
 	if len(b) == 0 {
 		if q.codec.Tick(c.last); c.isOld(c.last) {
 			q.codec.Leave(c.last)
@@ -226,11 +231,13 @@ func (q *h2conn) take(b []byte, spare *stream) (next *stream, over, broken bool)
 	}
 	full := len(b) == len(*c.buf)
 	for len(b) > 0 {
-		n, ev := q.codec.Feed(b, &spare.Stream, c.last)
+		n, ev := q.codec.Feed(b, &q.spare.Stream, c.last)
 		b = b[n:]
-		spare = q.happened(ev, spare)
+		q.happened(ev)
 	}
-	q.resize(full)
+	if q.resize(full); q.codec.Streams() == 0 {
+		q.forget()
+	}
 	if q.readBy.Before(c.last) {
 		q.readBy = q.due()
 		_ = c.nc.SetReadDeadline(q.readBy)
@@ -238,7 +245,7 @@ func (q *h2conn) take(b []byte, spare *stream) (next *stream, over, broken bool)
 	if code, failed := q.codec.Failed(); failed {
 		c.e.server.Faults[code].Add(1)
 	}
-	return spare, q.codec.Over(), q.broken
+	return q.codec.Over(), q.broken
 }
 
 // resize gives bodies a larger buffer to come in, and a quiet connection a small one.
@@ -255,13 +262,13 @@ func (q *h2conn) resize(full bool) {
 	c.buf = to.Get().(*[]byte)
 }
 
-// happened does what an event asks for, and gives the stream that is spare from now on.
-func (q *h2conn) happened(ev http2.Event, spare *stream) *stream {
+// happened does what an event asks for.
+func (q *h2conn) happened(ev http2.Event) {
 	switch ev.Kind {
 	case http2.Opened:
 		q.work.Add(1)
-		go spare.serve(ev.Err)
-		return newStream(q)
+		go q.spare.serve(ev.Err)
+		q.spare = newStream(q)
 	case http2.Readable:
 		ev.Stream.Owner.(*stream).mayRead.signal()
 	case http2.Ended:
@@ -273,5 +280,12 @@ func (q *h2conn) happened(ev http2.Event, spare *stream) *stream {
 			q.wakeWriters()
 		}
 	}
-	return spare
+}
+
+// forget gives the spare stream up; a connection at rest needs none.
+func (q *h2conn) forget() {
+	if q.spare != nil {
+		q.spare.free()
+		q.spare = nil
+	}
 }

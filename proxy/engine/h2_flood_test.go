@@ -37,7 +37,7 @@ func (w *world) frames(settings ...http2.Setting) *frames {
 		w.t.Fatal(err)
 	}
 	w.t.Cleanup(func() { c.Close() })
-	_ = c.SetDeadline(time.Now().Add(8 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
 	f := &frames{Framer: http2.NewFramer(c, c), Conn: c, t: w.t}
 	f.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
 	f.AllowIllegalWrites = true
@@ -151,7 +151,7 @@ func TestHTTP2FloodsEndTheirOwnConnection(t *testing.T) {
 // Answers that a client doesn't take hold up nobody else's on the same connection.
 func TestOneStalledHTTP2StreamStallsNoOther(t *testing.T) {
 	each(t, func(t *testing.T, start starter) {
-		big := bytes.Repeat([]byte("x"), 200_000)
+		big := bytes.Repeat([]byte("x"), 80_000)
 		w := start(t, handler(t, func(w http.ResponseWriter, r *http.Request) { _, _ = w.Write(big) }), setup{silent: true, document: strings.Replace(plainDocument, "3s", "30s", 1)})
 		f := w.frames()
 		_ = f.WriteWindowUpdate(0, 1<<30)
@@ -379,7 +379,7 @@ func TestHostileFramesNeverHurtTheNode(t *testing.T) {
 		w := start(t, handler(t, echo), setup{silent: true, engine: Options{HeaderTime: 80 * time.Millisecond}})
 		var wg sync.WaitGroup
 		gate := make(chan struct{}, 16)
-		for seed := range 150 {
+		for seed := range 80 {
 			wg.Add(1)
 			gate <- struct{}{}
 			go func() {

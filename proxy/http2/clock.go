@@ -5,7 +5,7 @@ import "time"
 // Times are the patience of a connection. Zero values are production's.
 type Times struct {
 	Idle time.Duration // without a stream; 75 s
-	Head time.Duration // for the preface with the first settings, and from a header block's beginning to its end; 10 s
+	Head time.Duration // for the preface with the first settings, and for whatever is begun but data; 10 s
 	Ping time.Duration // of silence before the client is asked whether it is there; 30 s
 	Pong time.Duration // for its answer; 10 s
 }
@@ -28,7 +28,7 @@ const leaveOver = time.Second
 type clock struct {
 	read time.Time // when the last bytes came
 	idle time.Time // since when there is no stream
-	head time.Time // when a head that is not complete began; the connection's own at first
+	head time.Time // when what is begun but not complete began
 	ping time.Time // when the client was asked; zero = not
 }
 
@@ -80,7 +80,7 @@ func (c *Server) Due() time.Time {
 	if c.streams.n == 0 {
 		first(c.clock.idle.Add(c.times.Idle))
 	}
-	if c.cont != 0 || !c.settled {
+	if c.begunFrame() {
 		first(c.clock.head.Add(c.times.Head))
 	}
 	if c.leaving.asked && !c.leaving.said {
@@ -94,7 +94,7 @@ func (c *Server) Tick(now time.Time) {
 	past := func(since time.Time, d time.Duration) bool { return !since.IsZero() && !now.Before(since.Add(d)) }
 	switch {
 	case c.failed:
-	case (c.cont != 0 || !c.settled) && past(c.clock.head, c.times.Head):
+	case c.begunFrame() && past(c.clock.head, c.times.Head):
 		c.fail(EnhanceYourCalm)
 	case past(c.clock.ping, c.times.Pong):
 		c.fail(NoError)

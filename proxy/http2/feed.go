@@ -9,6 +9,8 @@ import (
 // the owner has no other use for; an Opened event takes it.
 func (c *Server) Feed(b []byte, spare *Stream, now time.Time) (n int, ev Event) {
 	c.spare, c.now, c.clock.read = spare, now, now
+	begun := c.begunFrame()
+	c.fresh = false
 	for n < len(b) && !c.failed && ev.Kind == None {
 		var m int
 		switch c.at {
@@ -26,10 +28,19 @@ func (c *Server) Feed(b []byte, spare *Stream, now time.Time) (n int, ev Event) 
 		n += m
 	}
 	c.clock.ping = time.Time{}
+	if c.begunFrame() && (!begun || c.fresh) {
+		c.clock.head = now
+	}
 	if c.spare = nil; c.failed {
 		return len(b), Event{}
 	}
 	return n, ev
+}
+
+// begunFrame says whether the client owes the rest of something that it can't take long for: a frame other than data, a
+// header block, the beginning of the connection.
+func (c *Server) begunFrame() bool {
+	return c.cont != 0 || !c.settled || c.at == inPayload || c.at == inFrameHead && c.some > 0
 }
 
 func (c *Server) preface(b []byte) int {
@@ -96,10 +107,13 @@ func (c *Server) payload(b []byte) (n int, ev Event) {
 	}
 	c.at = inFrameHead
 	if len(c.gathered) == 0 {
-		return n, c.whole(b[:n])
+		ev = c.whole(b[:n])
+		c.fresh = c.fresh || c.cont == 0
+		return n, ev
 	}
 	c.gathered = append(c.gathered, b[:n]...)
 	ev = c.whole(c.gathered)
+	c.fresh = c.fresh || c.cont == 0
 	if c.gathered = c.gathered[:0]; cap(c.gathered) > keepScratch {
 		c.gathered = nil
 	}

@@ -34,7 +34,7 @@ func (c *Server) headers(p []byte) Event {
 	if f.has(flagEndHeaders) {
 		return c.head(p, f.stream)
 	}
-	c.cont, c.clock.head = f.stream, c.now
+	c.cont = f.stream
 	return c.fragment(p)
 }
 

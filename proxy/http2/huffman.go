@@ -133,27 +133,3 @@ func (h *code) long(bits uint32) (symbol uint16, length uint8) {
 	}
 	return h.symbols[h.base[longest]+int(bits-h.first[longest])], longest
 }
-
-// codedLength is the length of s in the code, in bytes.
-func codedLength[S ~string | ~[]byte](s S) int {
-	n := 0
-	for i := range len(s) {
-		n += int(codeLengths[s[i]])
-	}
-	return (n + 7) / 8
-}
-
-func appendCoded[S ~string | ~[]byte](dst []byte, s S) []byte {
-	acc, n := uint64(0), uint8(0)
-	for i := range len(s) {
-		bits := codeLengths[s[i]]
-		acc = acc<<bits | uint64(huffman.bits[s[i]])
-		for n += bits; n >= 8; n -= 8 {
-			dst = append(dst, byte(acc>>(n-8)))
-		}
-	}
-	if n > 0 {
-		dst = append(dst, byte(acc<<(8-n))|0xff>>n)
-	}
-	return dst
-}

@@ -69,6 +69,7 @@ type Server struct {
 	contEnds bool   // its HEADERS ended the stream
 	selfish  bool   // and made it depend on itself
 	settled  bool   // the client's settings have come
+	fresh    bool   // this call of Feed has completed something
 	hpack    Decoder
 
 	// What is being sent.

@@ -601,6 +601,37 @@ func TestTimes(t *testing.T) {
 			t.Fatalf("after %v", d)
 		}
 	})
+	t.Run("a head byte by byte", func(t *testing.T) {
+		p := connect(t)
+		p.head(1, false).send() // a stream that lasts
+		p.head(3, true)
+		wire := bytes.Clone(p.wire.Bytes())
+		for i := range wire[1:] {
+			if p.feed(wire[i : i+1]); !p.now.Before(p.c.Due()) {
+				break
+			}
+			p.now = p.now.Add(time.Second)
+		}
+		p.c.Tick(p.now)
+		if code, failed := p.c.Failed(); !failed || code != EnhanceYourCalm || p.now.Sub(epoch) > 12*time.Second {
+			t.Fatalf("%v after %v", failed, p.now.Sub(epoch))
+		}
+	})
+	t.Run("heads without a break", func(t *testing.T) { // each read ends within a frame
+		p := connect(t)
+		for i := range uint32(100) {
+			p.head(2*i+1, true)
+		}
+		for wire := bytes.Clone(p.wire.Bytes()); len(wire) > 0; p.now = p.now.Add(time.Second) {
+			n := min(len(wire), 100)
+			p.feed(wire[:n])
+			wire = wire[n:]
+			p.c.Tick(p.now)
+		}
+		if _, failed := p.c.Failed(); failed || len(p.opened) != 100 {
+			t.Fatalf("%v, %d streams", failed, len(p.opened))
+		}
+	})
 	t.Run("no settings", func(t *testing.T) {
 		p := &peer{t: t, now: epoch, spare: newSpare(), dec: hpack.NewDecoder(0, nil)}
 		p.c.Start(p.now, Times{})
