@@ -104,7 +104,7 @@ func (o *Outlook) Withdraw(p *steer.Plan) ([]steer.Withdrawal, bool) {
 	defer o.mu.Unlock()
 	now := o.Now()
 	was := o.state
-	o.state = view.Step(was, view.Inputs{Plan: p, Looks: o.looks, Orders: o.orders, Verdicts: o.verdicts.Cells, Told: o.told}, o.Config, now)
+	o.state = view.Step(was, view.Inputs{Plan: p, Looks: o.looks, Orders: o.orders, Verdicts: o.verdicts.Cells, Reached: o.verdicts.Reached, Told: o.told}, o.Config, now)
 	o.looks = nil
 	o.tell(was.Blind)
 	return o.state.Withdrawals(p)

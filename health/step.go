@@ -73,7 +73,9 @@ type Cell struct {
 	UpSince time.Time `json:"up_since,omitzero"`
 	// OwnSince is since when the own region's prober reaches the cell without interruption; zero = it doesn't.
 	OwnSince time.Time `json:"own_since,omitzero"`
-	Why      string    `json:"why,omitempty"`
+	// Reached says whether any vantage point reaches the cell now.
+	Reached bool   `json:"reached,omitempty"`
+	Why     string `json:"why,omitempty"`
 	// Views holds the newest look from each vantage point, at most one per region of Config.Vantages.
 	Views map[cells.RegionID]View `json:"views,omitempty"`
 }
@@ -90,6 +92,9 @@ const maxWhy = 200
 
 // Status is the verdict on a cell; Unknown for a cell never heard of.
 func (s State) Status(cell cells.CellID) Status { return s.Cells[cell].Status }
+
+// Reached says whether any vantage point reaches the cell now, whatever the verdict.
+func (s State) Reached(cell cells.CellID) bool { return s.Cells[cell].Reached }
 
 // Why says in words what the verdict rests on.
 func (s State) Why(cell cells.CellID) string {
@@ -231,7 +236,7 @@ func (c Cell) judge(v votes, cfg Config, now time.Time) Cell {
 	case c.OwnSince.IsZero() || c.OwnSince.After(now):
 		c.OwnSince = now
 	}
-	c.Why = v.why
+	c.Reached, c.Why = v.up > 0, v.why
 	status := c.decide(v, cfg, now)
 	if status == c.Status && !c.Since.IsZero() {
 		return c

@@ -127,6 +127,9 @@ func TestWhyNamesWhoSeesWhat(t *testing.T) {
 	if got := s.Why("e/1"); got != want {
 		t.Fatalf("got %q", got)
 	}
+	if !s.Reached("e/1") || !s.Reached("p/1") || Step(s, nil, brief(), at(5*time.Second)).Reached("e/1") || Step(s, looks(t, []string{"e=-++"}, at(0)), brief(), at(0)).Reached("e/1") {
+		t.Fatal("reached is what any vantage point reaches now")
+	}
 	if (State{}).Why("e/1") != "never probed" || (State{}).Status("e/1") != Unknown {
 		t.Fatal("the zero state knows something")
 	}

@@ -11,4 +11,7 @@ type Verdicts struct {
 	// Count grows with each message of one judge, so that no two are the same.
 	Count uint64                  `json:"count"`
 	Cells map[cells.CellID]Status `json:"cells"`
+	// Reached are the cells that some vantage point reaches now. One that is unknown to a judge who cannot get at it himself
+	// lives all the same when it is among them.
+	Reached map[cells.CellID]bool `json:"reached,omitempty"`
 }

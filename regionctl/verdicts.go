@@ -31,6 +31,19 @@ func (v *verdicts) get() map[cells.CellID]health.Status {
 	return out
 }
 
+// reached are the cells that some vantage point reaches now.
+func (v *verdicts) reached() map[cells.CellID]bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	out := map[cells.CellID]bool{}
+	for id := range v.state.Cells {
+		if v.state.Reached(id) {
+			out[id] = true
+		}
+	}
+	return out
+}
+
 func (v *verdicts) why(id cells.CellID) string {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -92,7 +105,7 @@ func (c *Controller) seen() []health.Seen {
 // postVerdicts tells the routers what this controller believes: they have no quorum of their own.
 func (c *Controller) postVerdicts(all map[cells.CellID]health.Status) {
 	c.verdicts.count++
-	envelope, err := c.opt.Signer.Sign(trust.KindVerdicts, encode(health.Verdicts{Form: health.VerdictsForm, Count: c.verdicts.count, Cells: all}))
+	envelope, err := c.opt.Signer.Sign(trust.KindVerdicts, encode(health.Verdicts{Form: health.VerdictsForm, Count: c.verdicts.count, Cells: all, Reached: c.verdicts.reached()}))
 	if err != nil {
 		c.log.Error("verdicts could not be signed", "error", err)
 		return

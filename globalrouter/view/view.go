@@ -54,8 +54,10 @@ type Inputs struct {
 	Plan   *steer.Plan
 	Looks  []health.Seen      // own probes that arrived since the last step
 	Orders []cells.Evacuation // known orders, standing or ramping back
-	// Verdicts are what the controllers last said, at Told; nil = nothing.
+	// Verdicts are what the controllers last said, at Told; nil = nothing. Reached are the cells that some vantage point of
+	// theirs reaches.
 	Verdicts map[cells.CellID]health.Status
+	Reached  map[cells.CellID]bool
 	Told     time.Time
 }
 
@@ -126,10 +128,19 @@ type judge struct {
 
 // told is the controllers' word on a cell while it is fresh.
 func (j *judge) told(id cells.CellID) health.Status {
-	if age := j.now.Sub(j.in.Told); age > j.cfg.Fresh || age < -j.cfg.Fresh {
+	if !j.heard() {
 		return health.Unknown
 	}
 	return j.in.Verdicts[id]
+}
+
+// reached says whether somebody reaches a cell of which the controllers have no verdict: then the way from here to it is
+// cut, and the cell lives.
+func (j *judge) reached(id cells.CellID) bool { return j.heard() && j.in.Reached[id] }
+
+func (j *judge) heard() bool {
+	age := j.now.Sub(j.in.Told)
+	return age <= j.cfg.Fresh && age >= -j.cfg.Fresh
 }
 
 // blind counts what fails right now, of the cells that the plan uses and that the controllers do not know to be dead.
@@ -218,7 +229,7 @@ func (j *judge) dead(id cells.CellID, own health.Cell, was Cell, blind bool) (bo
 	switch {
 	case told == health.Unhealthy && (own.Status != health.Healthy || j.fails(id)):
 		return true, "dead, say the controllers"
-	case own.Status == health.Healthy || told == health.Healthy:
+	case own.Status == health.Healthy || told == health.Healthy || j.reached(id):
 		return false, ""
 	case blind:
 		return false, ""

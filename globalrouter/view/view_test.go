@@ -186,6 +186,24 @@ func TestTheControllersWordDecidesWhileItIsFresh(t *testing.T) {
 	s.want("they don't know either", "us/a 256", "ap/a 256")
 }
 
+// The controller of a region that is cut off from another hears of it through a third: it has no verdict, and the router of
+// the region takes nothing out of its answers.
+func TestWhatSomebodyReachesIsNotWithdrawnByARouterThatDoesNot(t *testing.T) {
+	s := newScript(t, 3)
+	s.word = map[cells.CellID]health.Status{}
+	s.in.Reached = map[cells.CellID]bool{"us/a": true}
+	s.kill("us/a", "ap/a")
+	s.wait(8 * time.Second)
+	s.want("one is reached from elsewhere", "ap/a 256")
+	s.in.Reached = nil
+	s.wait(time.Second)
+	s.want("nobody reaches it any more", "us/a 256", "ap/a 256")
+	s.in.Reached = map[cells.CellID]bool{"us/a": true}
+	s.word["us/a"] = health.Unhealthy
+	s.wait(time.Second)
+	s.want("a quorum's word is above one who reaches it", "us/a 256", "ap/a 256")
+}
+
 func TestTooMuchDeadAtOnceIsBlindness(t *testing.T) {
 	s := newScript(t, 3)
 	s.kill("us/a", "us/b")

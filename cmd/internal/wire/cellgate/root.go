@@ -119,6 +119,7 @@ func upCommand(dir *string) *cobra.Command {
 	f.IntVar(&o.Size.Cells, "cells", 2, "how many cells in each region, 1 to 9")
 	f.IntVar(&o.Size.Proxies, "proxies", 2, "how many proxies in each cell, 1 to 9")
 	f.StringVar(&block, "net", "127.10.0.0/16", "the loopback address `block` to live in, a /16")
+	f.StringVar(&o.Netns, "netns", "", "run processes in the network namespaces `PREFIX`-REGION or PREFIX-ROLE-ID where such exist, to try partitions")
 	f.BoolVar(&detached, "detach", false, "return when the world is ready; it goes on in the background")
 	f.DurationVar(&bake, "bake", 3*time.Second, "how long each ring of a rollout is watched")
 	f.DurationVar(&ttl, "ttl", 5*time.Second, "TTL of steered DNS answers")

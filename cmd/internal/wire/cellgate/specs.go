@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/cellgate/cellgate/cells"
@@ -38,6 +39,7 @@ type builder struct {
 	keys   *keyring
 	bin    string // directory of the daemons
 	timing bootstrap.Timing
+	netns  string
 	made   []process
 }
 
@@ -85,11 +87,37 @@ func (b *builder) add(role, id string, tier int, file string, binds bindings, re
 			path = self
 		}
 	}
+	path, args = b.inside(role, id, path, args)
 	binds.process = name
 	b.made = append(b.made, process{role: role, id: id, binds: binds, spec: supervise.Spec{
 		Name: name, Path: path, Args: args, Env: childEnv(), Log: b.home.logFile(name), Tier: tier, Ready: ready,
 	}})
 	return &b.made[len(b.made)-1]
+}
+
+// netnsDir is where `ip netns` keeps its namespaces.
+const netnsDir = "/run/netns"
+
+// inside makes a command run in the network namespace that is the process's own (PREFIX-ROLE-ID with dashes for slashes),
+// else in that of its region (PREFIX-REGION), else in ours. nsenter becomes the command, so that the pid and the tie to our
+// life stay.
+func (b *builder) inside(role, id, path string, args []string) (string, []string) {
+	if b.netns == "" {
+		return path, args
+	}
+	names := []string{fileName(role + "/" + id)}
+	for _, r := range b.topology.Regions {
+		if slices.Contains(strings.Split(id, "/"), string(r.ID)) {
+			names = append(names, string(r.ID))
+		}
+	}
+	for _, name := range names {
+		file := filepath.Join(netnsDir, b.netns+"-"+name)
+		if _, err := os.Stat(file); err == nil {
+			return "nsenter", append([]string{"--net=" + file, path}, args...)
+		}
+	}
+	return path, args
 }
 
 // childEnv is what children see of our environment: nothing that could hold a secret.

@@ -26,6 +26,8 @@ type Options struct {
 	Timing   bootstrap.Timing
 	Limit    cells.MilliRPS // of every cell, in thousandths of a request per second
 	Patience time.Duration  // how long a start may take
+	// Netns is the prefix of the network namespaces that processes run in, see builder.inside; empty = all run in ours.
+	Netns string
 }
 
 func (o Options) validate() error {
@@ -151,7 +153,7 @@ func (w *world) prepare(ctx context.Context, bin string) error {
 		return fmt.Errorf("keys: %w", err)
 	}
 	w.keys = keys
-	b := &builder{layout: w.layout, home: w.home, keys: keys, bin: bin, timing: w.opts.Timing}
+	b := &builder{layout: w.layout, home: w.home, keys: keys, bin: bin, timing: w.opts.Timing, netns: w.opts.Netns}
 	if w.made, err = b.build(); err != nil {
 		return fmt.Errorf("bootstrap files: %w", err)
 	}
