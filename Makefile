@@ -44,11 +44,11 @@ unit:
 e2e:
 	CELLGATE_TEST_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 14m -p 1 ./test/...
 
-# Losses without a leader, the tail of an evacuated cell, orders without the global store: worlds of their own. And steering
-# at its full size, with many more random worlds.
+# Losses without a leader, the tail of an evacuated cell, orders without the global store, partitions (root and
+# iproute2 are needed, for network namespaces): worlds of their own. And steering at its full size, with many more random worlds.
 e2e-long: build
 	$(GO) test -tags long ./globalrouter/steer
-	CELLGATE_TEST_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 10m -tags long -run 'Losses|Operators|TailOf' ./test/e2e
+	CELLGATE_TEST_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 10m -tags long -run 'Losses|Operators|TailOf|Partitions' ./test/e2e
 
 # The conformance suite of HTTP/2, over TLS and with prior knowledge; needs openssl and curl, and the module proxy for h2spec.
 h2spec:

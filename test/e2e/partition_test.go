@@ -89,7 +89,7 @@ const (
 
 type network struct {
 	t    *testing.T
-	cuts [][]string
+	cuts [][]string // rules that drop packets
 }
 
 // place is one namespace: the addresses in it, the first of which its packets come from.
@@ -196,69 +196,121 @@ func others(region string) []string {
 	return slices.DeleteFunc(homes(), func(r string) bool { return r == region })
 }
 
-// twoRegions cuts the leader's region and another one apart; the third sees both.
+// twoRegions cuts the leader's region and another one apart; the third sees both. Operators can publish on either side.
 func (p *partitions) twoRegions(t *testing.T) {
 	lead := p.leader(t)
-	p.trouble(t, &watching{}, func() { p.net.cut(of(lead), of(others(lead)[0])) })
+	far := others(lead)[0]
+	p.trouble(t, &watching{}, trial{
+		cut:    func() { p.net.cut(of(lead), of(far)) },
+		gone:   [2]string{lead, p.controller(far)},
+		during: func() { p.publish(t, far) },
+	})
 }
 
+// routerAlone cuts a router off from every controller while plans change: it serves the old one until it is back.
 func (p *partitions) routerAlone(t *testing.T) {
-	p.trouble(t, &watching{}, func() {
-		for _, r := range homes() {
-			p.net.cut(of("us-east", "globalrouter"), []string{p.controller(r)})
-		}
+	const moved = "ap-south"
+	before, err := p.page(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.trouble(t, &watching{moved: moved}, trial{
+		cut: func() {
+			for _, r := range homes() {
+				p.net.cut(of("us-east", "globalrouter"), []string{p.controller(r)})
+			}
+		},
+		gone: [2]string{"globalrouter-us-east-1", p.controller("us-east")},
+		during: func() {
+			p.mustRegionctl(t, "evacuate", moved+"/b", "--reason", "test", "--over", "0s", "--expires", "10m")
+			harness.Eventually(t, time.Minute, "the other router has a newer plan", func() bool {
+				page, err := p.page(0)
+				return err == nil && page.Plan.Number > before.Plan.Number
+			})
+			p.mustRegionctl(t, "restore", moved+"/b", "--reason", "test")
+			a, err1 := p.page(0)
+			b, err2 := p.page(1)
+			if err1 != nil || err2 != nil || b.Plan.Number >= a.Plan.Number {
+				t.Errorf("the router that is cut off has plan %v, the other one %v: %v, %v", b.Plan, a.Plan, err1, err2)
+			}
+		},
 	})
 }
 
 func (p *partitions) blindProber(t *testing.T) {
 	blind := others(p.leader(t))[0]
-	p.trouble(t, &watching{}, func() {
-		for _, c := range p.cells() {
-			p.net.cut(of(blind, "healthd"), []string{c.Address.String()})
-		}
+	p.trouble(t, &watching{}, trial{
+		cut: func() {
+			for _, c := range p.cells() {
+				p.net.cut(of(blind, "healthd"), []string{c.Address.String()})
+			}
+		},
+		gone: [2]string{"healthd-" + blind + "-1", p.cells()[0].Address.String()},
 	})
 }
 
 // oneWay loses what the leader's region sends to another one, and delivers what that sends.
 func (p *partitions) oneWay(t *testing.T) {
 	lead := p.leader(t)
-	p.trouble(t, &watching{}, func() { p.net.lose(of(lead), of(others(lead)[1])) })
+	far := others(lead)[1]
+	p.trouble(t, &watching{}, trial{cut: func() { p.net.lose(of(lead), of(far)) }, gone: [2]string{far, p.controller(lead)}})
 }
 
-// island cuts a region off that doesn't lead. The others must take it for dead, as if it were; it itself must not believe that
-// the world is dead.
+// island cuts a region off that doesn't lead. The others take it for dead by their quorum, as they must, since a region that
+// is dead looks no different; its clients are sent to them. It itself, and its router, take nobody for dead.
 func (p *partitions) island(t *testing.T) {
 	lead := p.leader(t)
 	alone := others(lead)[0]
-	p.trouble(t, &watching{island: alone}, func() {
-		for _, r := range others(alone) {
-			p.net.cut(of(alone), of(r))
-		}
+	p.trouble(t, &watching{island: alone}, trial{
+		cut: func() {
+			for _, r := range others(alone) {
+				p.net.cut(of(alone), of(r))
+			}
+		},
+		gone: [2]string{alone, p.controller(lead)},
 	})
+	p.publish(t, alone)
 }
 
 func (p *partitions) controller(region string) string {
 	return fmt.Sprintf("127.26.%d.250", slices.Index(homes(), region)+1)
 }
 
-// lasts is how long a partition lasts: longer than any timer of the world that could declare somebody dead.
-const lasts = 20 * time.Second
+// lasts is how long a partition lasts: longer than any timer of this world that could declare somebody dead.
+const lasts = 15 * time.Second
+
+// trial is one partition.
+type trial struct {
+	cut    func()
+	gone   [2]string // a namespace and the address of a controller or a cell that it can't reach then
+	during func()    // what happens meanwhile; nil = nothing
+}
 
 // trouble breaks the network under load, mends it, and waits for the world to agree again. What must hold holds throughout.
-func (p *partitions) trouble(t *testing.T, w *watching, breaking func()) {
+func (p *partitions) trouble(t *testing.T, w *watching, trial trial) {
 	p.healthy(t, time.Minute)
 	p.settled(t)
 	h1, h2 := p.load(t, 3, 300*time.Millisecond)
 	ctx, cancel := context.WithCancel(t.Context())
 	w.watch(ctx, t, p)
 	time.Sleep(2 * time.Second)
-	breaking()
-	time.Sleep(lasts)
+	trial.cut()
+	broken := time.Now()
+	if reaches(trial.gone) {
+		t.Errorf("%s still reaches %s", trial.gone[0], trial.gone[1])
+	}
+	if trial.during != nil {
+		trial.during()
+	}
+	time.Sleep(time.Until(broken.Add(lasts)))
 	p.net.heal()
 	healed := time.Now()
 	p.healthy(t, time.Minute)
 	p.settled(t)
 	t.Logf("agreed again %v after the cut healed", time.Since(healed).Round(100*time.Millisecond))
+	if !reaches(trial.gone) {
+		t.Errorf("%s does not reach %s after it healed", trial.gone[0], trial.gone[1])
+	}
 	cancel()
 	w.done.Wait()
 	h1.Stop()
@@ -269,7 +321,16 @@ func (p *partitions) trouble(t *testing.T, w *watching, breaking func()) {
 		t.Errorf("%d requests failed", sum.Failed)
 	}
 	w.report(t)
-	p.publish(t)
+}
+
+// reaches says whether a connection comes about from a namespace to an address.
+func reaches(way [2]string) bool {
+	for _, port := range []string{"7443", "8443"} {
+		if exec.Command("ip", "netns", "exec", netPrefix+"-"+way[0], "timeout", "2", "bash", "-c", "exec 3<>/dev/tcp/"+way[1]+"/"+port).Run() == nil {
+			return true
+		}
+	}
+	return false
 }
 
 // settled waits until both routers serve the same plan, every region's controller says that all of the world is well, and
@@ -292,6 +353,8 @@ func (p *partitions) settled(t *testing.T) {
 type watching struct {
 	// island is a region that is cut off from all others; they send its clients elsewhere, and take it for dead.
 	island string
+	// moved is a region whose clients are moved by an order.
+	moved string
 
 	done sync.WaitGroup
 	mu   sync.Mutex
@@ -339,9 +402,7 @@ func (w *watching) watch(ctx context.Context, t *testing.T, p *partitions) {
 		for ctx.Err() == nil {
 			w.seen++
 			for i, server := range p.DNS {
-				if w.island == "" {
-					w.answers(p, server, baseline[server])
-				}
+				w.answers(p, server, homes()[i], baseline[server])
 				if page, err := p.page(i); err == nil {
 					never("the plan of router "+server, order{page.Plan.Epoch, page.Plan.Number})
 				}
@@ -367,15 +428,17 @@ func (w *watching) watch(ctx context.Context, t *testing.T, p *partitions) {
 	})
 }
 
-// answers compares what the clients are told with what they were told before: nobody is dead, so nothing may change.
-func (w *watching) answers(p *partitions, server string, before []netip.Addr) {
+// answers compares what a router tells the clients with what it told them before: nobody is dead, so nothing may change, but
+// for clients of an island or a region that was evacuated.
+func (w *watching) answers(p *partitions, server, at string, before []netip.Addr) {
 	for i, subnet := range p.clients(8) {
+		of := homes()[i/8]
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 		addrs, _, err := load.Lookup(ctx, []string{server}, p.Host, subnet)
 		cancel()
 		if err != nil || len(addrs) != 1 {
 			w.wrong("%s has no answer for %s: %v, %v", server, subnet, addrs, err)
-		} else if addrs[0] != before[i] {
+		} else if addrs[0] != before[i] && of != w.moved && (of != w.island || at == w.island) {
 			w.wrong("%s sends %s to %s, not to %s any more", server, subnet, addrs[0], before[i])
 		}
 	}
@@ -466,17 +529,24 @@ func (p *partitions) differing() string {
 	return ""
 }
 
-// publish proves that the world works as one: a new version reaches every node.
-func (p *partitions) publish(t *testing.T) {
-	before := p.status(t).Version
-	p.mustRegionctl(t, "config", "publish", filepath.Join(p.Dir, "sample.yaml"), "--allow-upstreams", "127.0.0.0/8")
-	harness.Eventually(t, 2*time.Minute, "a version after the partition is everywhere", func() bool {
-		s := p.status(t)
+// publish proves that operators of a region can publish, and that the version reaches every node that can be reached.
+func (p *partitions) publish(t *testing.T, region string) {
+	t.Helper()
+	env := []string{"REGIONCTL_SERVER=https://" + p.controller(region) + ":7443", "REGIONCTL_TOKEN=" + p.Tokens.Admin, "REGIONCTL_CA=" + p.CA}
+	before, err := p.ask(region)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res := harness.RunWith(t, env, "regionctl", "config", "publish", filepath.Join(p.Dir, "sample.yaml"), "--allow-upstreams", "127.0.0.0/8"); res.Code != 0 {
+		t.Fatalf("publish in %s: exit %d: %s", region, res.Code, res.Stderr)
+	}
+	harness.Eventually(t, 2*time.Minute, "the version is everywhere in "+region, func() bool {
+		s, err := p.ask(region)
 		for _, n := range s.Nodes {
-			if n.Served != s.Version {
+			if err != nil || n.Served <= before.Version && strings.HasPrefix(n.ID, region+"/") {
 				return false
 			}
 		}
-		return s.Version > before && s.Rollout == nil
+		return err == nil
 	})
 }

@@ -87,6 +87,32 @@ func TestAnySizeHasAPlaceForEverything(t *testing.T) {
 	})
 }
 
+func TestProcessesRunInTheirOwnNamespaceElseInThatOfTheirRegion(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"cg-eu-west", "cg-proxy-eu-west-a-1"} {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b := &builder{layout: newLayout(standard(), 1000), netns: filepath.Join(dir, "cg")}
+	for process, ns := range map[[2]string]string{
+		{"proxy", "eu-west/a/1"}: "cg-proxy-eu-west-a-1", {"proxy", "eu-west/a/2"}: "cg-eu-west", {"etcd", "global/eu-west"}: "cg-eu-west",
+		{"regionctl", "us-east/1"}: "", {"idp", "idp"}: "",
+	} {
+		path, args := b.inside(process[0], process[1], "/bin/x", []string{"serve"})
+		want := []string{"/bin/x", "serve"}
+		if ns != "" {
+			want = []string{"nsenter", "--net=" + filepath.Join(dir, ns), "/bin/x", "serve"}
+		}
+		if got := append([]string{path}, args...); !slices.Equal(got, want) {
+			t.Errorf("%v: %v", process, got)
+		}
+	}
+	if netnsPrefix("") != "" || netnsPrefix("cg") != "/run/netns/cg" {
+		t.Error("the prefix is that of the files below /run/netns")
+	}
+}
+
 func TestEveryProcessHasItsFilesAndPorts(t *testing.T) {
 	h := home(t.TempDir())
 	if err := h.create(); err != nil {

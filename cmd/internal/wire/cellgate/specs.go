@@ -39,7 +39,7 @@ type builder struct {
 	keys   *keyring
 	bin    string // directory of the daemons
 	timing bootstrap.Timing
-	netns  string
+	netns  string // netnsPrefix
 	made   []process
 }
 
@@ -95,8 +95,13 @@ func (b *builder) add(role, id string, tier int, file string, binds bindings, re
 	return &b.made[len(b.made)-1]
 }
 
-// netnsDir is where `ip netns` keeps its namespaces.
-const netnsDir = "/run/netns"
+// netnsPrefix is what the files of the namespaces begin with, where `ip netns` keeps them; empty for an empty prefix.
+func netnsPrefix(prefix string) string {
+	if prefix == "" {
+		return ""
+	}
+	return filepath.Join("/run/netns", prefix)
+}
 
 // inside makes a command run in the network namespace that is the process's own (PREFIX-ROLE-ID with dashes for slashes),
 // else in that of its region (PREFIX-REGION), else in ours. nsenter becomes the command, so that the pid and the tie to our
@@ -112,7 +117,7 @@ func (b *builder) inside(role, id, path string, args []string) (string, []string
 		}
 	}
 	for _, name := range names {
-		file := filepath.Join(netnsDir, b.netns+"-"+name)
+		file := b.netns + "-" + name
 		if _, err := os.Stat(file); err == nil {
 			return "nsenter", append([]string{"--net=" + file, path}, args...)
 		}

@@ -153,7 +153,7 @@ func (w *world) prepare(ctx context.Context, bin string) error {
 		return fmt.Errorf("keys: %w", err)
 	}
 	w.keys = keys
-	b := &builder{layout: w.layout, home: w.home, keys: keys, bin: bin, timing: w.opts.Timing, netns: w.opts.Netns}
+	b := &builder{layout: w.layout, home: w.home, keys: keys, bin: bin, timing: w.opts.Timing, netns: netnsPrefix(w.opts.Netns)}
 	if w.made, err = b.build(); err != nil {
 		return fmt.Errorf("bootstrap files: %w", err)
 	}
