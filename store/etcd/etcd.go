@@ -145,7 +145,8 @@ func (s *Store) list(ctx context.Context, prefix string, opts []clientv3.OpOptio
 	}
 }
 
-// Commit is one transaction. The client repeats no transaction by itself, so an error may hide a success.
+// Commit is one transaction. The client repeats no transaction by itself, so an error may hide a success. Only a member
+// without a leader is known to have done nothing.
 func (s *Store) Commit(ctx context.Context, conds []store.Cond, ops []store.Op) (store.Revision, error) {
 	if err := store.Check(conds, ops); err != nil {
 		return 0, err
@@ -164,6 +165,9 @@ func (s *Store) Commit(ctx context.Context, conds []store.Cond, ops []store.Op) 
 		return 0, err
 	}
 	r, err := s.client.Txn(ctx).If(compares...).Then(puts...).Commit()
+	for errors.Is(err, rpctypes.ErrNoLeader) && pause(ctx) { // the member refused it unseen; the next one asked may be another
+		r, err = s.client.Txn(ctx).If(compares...).Then(puts...).Commit()
+	}
 	switch {
 	case errors.Is(err, rpctypes.ErrLeaseNotFound):
 		return 0, fmt.Errorf("%w: etcd: %v", store.ErrLeaseLost, err)
@@ -211,7 +215,18 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// call bounds one call and ties it to the store's life.
+// pause lets a moment pass before another member is asked; false when ctx has ended.
+func pause(ctx context.Context) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(100 * time.Millisecond):
+		return true
+	}
+}
+
+// call bounds one call and ties it to the store's life. A member that has lost its leader, as when it is cut off from that
+// alone, answers at once that it has none, so that the client asks the next; else the call would wait there to its end.
 func (s *Store) call(ctx context.Context) (context.Context, func(), error) {
 	if s.ctx.Err() != nil {
 		return nil, nil, store.ErrClosed
@@ -219,7 +234,7 @@ func (s *Store) call(ctx context.Context) (context.Context, func(), error) {
 	if err := ctx.Err(); err != nil {
 		return nil, nil, fmt.Errorf("store: etcd: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), callTimeout)
 	stop := context.AfterFunc(s.ctx, cancel)
 	return ctx, func() { stop(); cancel() }, nil
 }
