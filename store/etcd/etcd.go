@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/cellgate/cellgate/internal/pause"
 	"github.com/cellgate/cellgate/store"
 )
 
@@ -165,7 +166,7 @@ func (s *Store) Commit(ctx context.Context, conds []store.Cond, ops []store.Op) 
 		return 0, err
 	}
 	r, err := s.client.Txn(ctx).If(compares...).Then(puts...).Commit()
-	for errors.Is(err, rpctypes.ErrNoLeader) && pause(ctx) { // the member refused it unseen; the next one asked may be another
+	for errors.Is(err, rpctypes.ErrNoLeader) && pause.For(ctx, 100*time.Millisecond) { // the member refused it unseen; the next one asked may be another
 		r, err = s.client.Txn(ctx).If(compares...).Then(puts...).Commit()
 	}
 	switch {
@@ -213,16 +214,6 @@ func (s *Store) Close() error {
 		return fmt.Errorf("store: etcd: close: %w", err)
 	}
 	return nil
-}
-
-// pause lets a moment pass before another member is asked; false when ctx has ended.
-func pause(ctx context.Context) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(100 * time.Millisecond):
-		return true
-	}
 }
 
 // call bounds one call and ties it to the store's life. A member that has lost its leader, as when it is cut off from that
