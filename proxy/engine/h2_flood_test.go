@@ -219,6 +219,17 @@ func TestHTTP2BodiesThatDontComeAreAnswered408(t *testing.T) {
 	})
 }
 
+// Whoever sends another protocol's preface understands no answer in HTTP/1 (RFC 9113, section 3.4).
+func TestWhatIsNotHTTPGetsNoAnswer(t *testing.T) {
+	each(t, func(t *testing.T, start starter) {
+		w := start(t, handler(t, echo), setup{})
+		w.dial().send("INVALID CONNECTION PREFACE\r\n\r\n").closed()
+		res, body, _ := w.dial().send("GET /x FTP/1.1\r\nHost: a.example\r\n\r\n").answer("GET")
+		problem(t, res, body, reason.BadRequest)
+		w.quiet()
+	})
+}
+
 func TestHalfAnHTTP2HeadEndsTheConnection(t *testing.T) {
 	each(t, func(t *testing.T, start starter) {
 		w := start(t, handler(t, echo), setup{engine: Options{HeaderTime: 100 * time.Millisecond}})

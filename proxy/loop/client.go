@@ -3,6 +3,7 @@
 package loop
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"os"
@@ -170,6 +171,8 @@ func (c *client) head() {
 		return
 	}
 	switch {
+	case errors.Is(err, http1.ErrForeign):
+		c.drop()
 	case err != nil:
 		c.refuse(relay.HeadReason(err))
 	case n > 0:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs h2spec (https://github.com/summerwind/h2spec) against a proxy, over TLS and with prior knowledge. Needs openssl and curl;
 # h2spec itself is built into a temporary directory unless H2SPEC names one.
-# usage: test/h2spec/run.sh [H2SPEC-ARGUMENT…], e.g. http2/6.5 to run one section
+# usage: [ENGINE=loop] test/h2spec/run.sh [H2SPEC-ARGUMENT…], e.g. http2/6.5 to run one section
 set -eu
 cd "$(dirname "$0")/../.."
 addr=${ADDR:-127.22.9.1}
@@ -24,7 +24,7 @@ routes:
 upstreams:
   - {id: admin, endpoints: ["$addr:8082"]}
 DOC
-"$dir/proxy" serve --document "$dir/document" --http "$addr:8080" --https "$addr:8443" --cert "$dir/cert" --key "$dir/key" --admin "$addr:8082" >"$dir/log" 2>&1 &
+"$dir/proxy" serve --document "$dir/document" --http "$addr:8080" --https "$addr:8443" --cert "$dir/cert" --key "$dir/key" --admin "$addr:8082" ${ENGINE:+--engine "$ENGINE"} >"$dir/log" 2>&1 &
 pid=$!
 for _ in $(seq 50); do curl -sf -o /dev/null "http://$addr:8080/.well-known/cellgate/ready" && break; sleep .1; done
 curl -sf -o /dev/null "http://$addr:8080/.well-known/cellgate/ready" || { cat "$dir/log"; exit 1; }
