@@ -112,6 +112,12 @@ func (s *Signer) Identity() Identity { return s.id }
 // Expires is when the certificate ends.
 func (s *Signer) Expires() time.Time { return s.current.Load().cert.NotAfter }
 
+// Life is when the certificate began and when it ends.
+func (s *Signer) Life() (from, until time.Time) {
+	cert := s.current.Load().cert
+	return cert.NotBefore, cert.NotAfter
+}
+
 func (s *Signer) tlsCertificate() *tls.Certificate { return &s.current.Load().pair }
 
 // identityOf reads the one URI SAN of a certificate.

@@ -23,6 +23,12 @@ type File interface {
 	Reload(now time.Time) (changed bool, err error)
 }
 
+// Mortal is a File that ends.
+type Mortal interface {
+	// Life is when what is in use began and when it ends.
+	Life() (from, until time.Time)
+}
+
 // Every is how often Follow looks at the files.
 const Every = 5 * time.Second
 
@@ -42,7 +48,7 @@ func Follow(ctx context.Context, log *slog.Logger, files map[string]File) error 
 	}
 }
 
-// look reloads every file and logs what is new: renewals, and each fault once.
+// look reloads every file and logs what is new: renewals, each fault once, and a certificate that should be renewed by now.
 func look(now time.Time, log *slog.Logger, files map[string]File, said map[string]string) {
 	for name, f := range files {
 		changed, err := f.Reload(now)
@@ -56,6 +62,19 @@ func look(now time.Time, log *slog.Logger, files map[string]File, said map[strin
 		if changed {
 			log.Info("a certificate file was renewed", "what", name)
 		}
+		if m, ok := f.(Mortal); ok {
+			lastFifth(now, log, name, m, said)
+		}
+	}
+}
+
+// lastFifth gives the alarm, once for each certificate, when less than a fifth of its life is left.
+func lastFifth(now time.Time, log *slog.Logger, name string, m Mortal, said map[string]string) {
+	from, until := m.Life()
+	key, end := name+" ends", until.Format(time.RFC3339)
+	if until.Sub(now) < until.Sub(from)/5 && said[key] != end {
+		said[key] = end
+		log.Error("ALARM: a certificate ends soon and nobody has renewed its file", "what", name, "ends", end)
 	}
 }
 
@@ -98,6 +117,12 @@ func (p *Pair) Reload(now time.Time) (changed bool, err error) {
 	}
 	p.current.Store(pair)
 	return true, nil
+}
+
+// Life implements Mortal.
+func (p *Pair) Life() (from, until time.Time) {
+	leaf := p.current.Load().Leaf
+	return leaf.NotBefore, leaf.NotAfter
 }
 
 // Get is a tls.Config's GetCertificate: this certificate, whatever name is asked for.

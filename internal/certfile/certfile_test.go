@@ -111,3 +111,37 @@ func TestAFaultIsSaidOnceAndARenewalToo(t *testing.T) {
 		}
 	})
 }
+
+// mortal is a file that nobody renews.
+type mortal struct{ from, until time.Time }
+
+func (mortal) Reload(time.Time) (bool, error)  { return false, nil }
+func (m mortal) Life() (from, until time.Time) { return m.from, m.until }
+
+func TestACertificateThatNobodyRenewsIsAnAlarm(t *testing.T) {
+	var log bytes.Buffer
+	begin := time.Now()
+	files := map[string]File{"identity": mortal{begin, begin.Add(100 * time.Hour)}}
+	said := map[string]string{}
+	at := func(h int) int {
+		look(begin.Add(time.Duration(h)*time.Hour), slog.New(slog.NewTextHandler(&log, nil)), files, said)
+		return strings.Count(log.String(), "ALARM")
+	}
+	for h, want := range map[int]int{1: 0, 79: 0} {
+		if got := at(h); got != want {
+			t.Errorf("after %d hours: %d alarms", h, got)
+		}
+	}
+	for _, h := range []int{81, 82, 99, 200} {
+		if got := at(h); got != 1 {
+			t.Errorf("after %d hours: %d alarms", h, got)
+		}
+	}
+	files["identity"] = mortal{begin.Add(99 * time.Hour), begin.Add(199 * time.Hour)}
+	if got := at(100); got != 1 {
+		t.Errorf("after the renewal: %d alarms", got)
+	}
+	if got := at(190); got != 2 {
+		t.Errorf("at the next end: %d alarms", got)
+	}
+}

@@ -216,6 +216,10 @@ func (s *steering) takePlan(l signedList) error {
 	if err != nil {
 		return err
 	}
+	if s.plan != nil && p.Epoch == s.plan.Epoch && p.Number == s.plan.Number {
+		s.kept.Plan = l // said again, perhaps signed anew
+		return nil
+	}
 	if !p.Newer(s.plan) || p.WentBack(s.plan) {
 		return errors.New("agent: it is not newer than the plan that is held")
 	}

@@ -1,10 +1,13 @@
 package agent
 
 import (
+	"bytes"
 	"errors"
+	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -12,6 +15,7 @@ import (
 	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/globalrouter/steer"
 	"github.com/cellgate/cellgate/nodeapi"
+	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/trust"
 )
 
@@ -154,6 +158,28 @@ func TestAnOrderThatNoPlanFollowsIsForwardedByItsFallbacks(t *testing.T) {
 	w.eventually("the fallback, once the order's time is over", func() bool { return s.number() == 8 && !s.names("eu-west/a") && s.names("eu-west/b") })
 	w.ctl.post(w.ctl.orders(func(e *cells.Evacuation) { e.Started, e.Restored = time.Now().Add(-time.Minute), time.Now() }))
 	w.eventually("the end", func() bool { return !p.Status().Evacuated && s.number() == 0 })
+}
+
+// The plan that is held may come again under another signature, which can be verified for longer.
+func TestAPlanSignedAnewIsKeptAndIsNoFault(t *testing.T) {
+	w := newWorld(t)
+	w.ctl.start(t)
+	var log bytes.Buffer
+	a, err := New(Options{ID: node, Dir: t.TempDir(), Roots: w.roots, Apply: func(*program.Program, int) error { return nil }, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	must(t, err)
+	first, again, older := w.ctl.plan(1, 7).GetPlan().GetEnvelope(), w.ctl.plan(1, 7).GetPlan().GetEnvelope(), w.ctl.plan(1, 6).GetPlan().GetEnvelope()
+	for _, envelope := range [][]byte{first, again} {
+		a.steer.receive(envelope, nil)
+		a.steer.step(time.Now())
+	}
+	if string(a.steer.kept.Plan.Envelope) != string(again) || strings.Contains(log.String(), "refused") {
+		t.Errorf("kept the first: %v\n%s", string(a.steer.kept.Plan.Envelope) == string(first), log.String())
+	}
+	a.steer.receive(older, nil)
+	a.steer.step(time.Now())
+	if string(a.steer.kept.Plan.Envelope) != string(again) || !strings.Contains(log.String(), "refused") {
+		t.Error("an older plan was taken")
+	}
 }
 
 func TestADamagedSteeringFileAndAnUnusablePlanHinderNothing(t *testing.T) {

@@ -150,31 +150,41 @@ type drilled struct {
 	Last   *drill.Result `json:"last"`
 }
 
-func drillList(w *where) *cobra.Command {
+// recorded makes a command that shows something of the runs on record, which need no running world.
+func recorded[T any](w *where, cmd *cobra.Command, find func(past []drill.Result, args []string) (T, error), table func(*tabwriter.Writer, T)) *cobra.Command {
 	var out output
-	cmd := &cobra.Command{
-		Use: "list", Short: "List the drills, and how each went when it was last run here", Example: "  regionctl drill list --world .cellgate", Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := out.check(); err != nil {
-				return err
-			}
-			past, err := w.drillRecords()
-			if err != nil {
-				return err
-			}
-			var all []drilled
-			for _, d := range drill.All() {
-				x := drilled{Name: d.Name, Short: d.Short, Proves: d.Proves, Target: d.Target}
-				if i := slices.IndexFunc(past, func(r drill.Result) bool { return r.Drill == d.Name }); i >= 0 {
-					x.Last = &past[i]
-				}
-				all = append(all, x)
-			}
-			return out.print(cmd.OutOrStdout(), all, func(t *tabwriter.Writer) { drilledTable(t, all) })
-		},
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if err := out.check(); err != nil {
+			return err
+		}
+		past, err := w.drillRecords()
+		if err != nil {
+			return err
+		}
+		v, err := find(past, args)
+		if err != nil {
+			return err
+		}
+		return out.print(cmd.OutOrStdout(), v, func(t *tabwriter.Writer) { table(t, v) })
 	}
 	out.flags(cmd)
 	return cmd
+}
+
+func drillList(w *where) *cobra.Command {
+	return recorded(w, &cobra.Command{
+		Use: "list", Short: "List the drills, and how each went when it was last run here", Example: "  regionctl drill list --world .cellgate", Args: cobra.NoArgs,
+	}, func(past []drill.Result, _ []string) ([]drilled, error) {
+		var all []drilled
+		for _, d := range drill.All() {
+			x := drilled{Name: d.Name, Short: d.Short, Proves: d.Proves, Target: d.Target}
+			if i := slices.IndexFunc(past, func(r drill.Result) bool { return r.Drill == d.Name }); i >= 0 {
+				x.Last = &past[i]
+			}
+			all = append(all, x)
+		}
+		return all, nil
+	}, drilledTable)
 }
 
 func drilledTable(t *tabwriter.Writer, all []drilled) {
@@ -189,55 +199,33 @@ func drilledTable(t *tabwriter.Writer, all []drilled) {
 }
 
 func drillHistory(w *where) *cobra.Command {
-	var out output
-	cmd := &cobra.Command{
+	return recorded(w, &cobra.Command{
 		Use: "history", Short: "List the runs on record, newest first", Example: "  regionctl drill history -o json", Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := out.check(); err != nil {
-				return err
-			}
-			past, err := w.drillRecords()
-			if err != nil {
-				return err
-			}
-			return out.print(cmd.OutOrStdout(), past, func(t *tabwriter.Writer) {
-				row(t, "RUN", "DRILL", "TARGET", "BEGAN", "TOOK", "REQUESTS", "OUTCOME", "WHY")
-				for _, r := range past {
-					took := "-"
-					if !r.Ended.IsZero() {
-						took = fmt.Sprintf("%.0fs", r.Ended.Sub(r.Began).Seconds())
-					}
-					row(t, r.ID, r.Drill, dash(r.Target), moment(r.Began), took, r.Requests, r.Outcome, dash(r.Why))
-				}
-			})
-		},
+	}, func(past []drill.Result, _ []string) ([]drill.Result, error) { return past, nil }, historyTable)
+}
+
+func historyTable(t *tabwriter.Writer, past []drill.Result) {
+	row(t, "RUN", "DRILL", "TARGET", "BEGAN", "TOOK", "REQUESTS", "OUTCOME", "WHY")
+	for _, r := range past {
+		took := "-"
+		if !r.Ended.IsZero() {
+			took = fmt.Sprintf("%.0fs", r.Ended.Sub(r.Began).Seconds())
+		}
+		row(t, r.ID, r.Drill, dash(r.Target), moment(r.Began), took, r.Requests, r.Outcome, dash(r.Why))
 	}
-	out.flags(cmd)
-	return cmd
 }
 
 func drillShow(w *where) *cobra.Command {
-	var out output
-	cmd := &cobra.Command{
+	return recorded(w, &cobra.Command{
 		Use: "show NAME|RUN", Short: "Show the figures of a run: the last one of a drill, or one by its id", Example: "  regionctl drill show cell\n  regionctl drill show 20260301T120000Z-cell -o json",
 		Args: cobra.ExactArgs(1), ValidArgs: drillNames(),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := out.check(); err != nil {
-				return err
-			}
-			past, err := w.drillRecords()
-			if err != nil {
-				return err
-			}
-			i := slices.IndexFunc(past, func(r drill.Result) bool { return r.ID == args[0] || r.Drill == args[0] })
-			if i < 0 {
-				return fmt.Errorf("no run of %q is on record: regionctl drill history lists them", args[0])
-			}
-			return out.print(cmd.OutOrStdout(), past[i], func(t *tabwriter.Writer) { drillTable(t, past[i]) })
-		},
-	}
-	out.flags(cmd)
-	return cmd
+	}, func(past []drill.Result, args []string) (drill.Result, error) {
+		i := slices.IndexFunc(past, func(r drill.Result) bool { return r.ID == args[0] || r.Drill == args[0] })
+		if i < 0 {
+			return drill.Result{}, fmt.Errorf("no run of %q is on record: regionctl drill history lists them", args[0])
+		}
+		return past[i], nil
+	}, drillTable)
 }
 
 var _ drill.World = (*drillWorld)(nil)
