@@ -36,6 +36,8 @@ type Engine struct {
 	rest   *engine.Engine // serves what the loops don't
 	loops  []*loop
 	pulses []pulse
+	// sockets listen. They are the loops', and open until drain tells those to end.
+	sockets []int32
 
 	refusing atomic.Bool
 	over     chan struct{}  // closed at the end
@@ -118,6 +120,8 @@ func (e *Engine) open(own []engine.Listener) (err error) {
 			}
 			if err != nil {
 				unix.Close(int(fd))
+			} else {
+				e.sockets = append(e.sockets, fd)
 			}
 		}
 		if err != nil {
@@ -262,13 +266,11 @@ func (e *Engine) drain(gone <-chan struct{}) {
 	defer close(e.over)
 	e.server.Drain()
 	e.leave(min(relay.DrainIdle, e.opts.HardStop/2))
-	e.all(func(l *loop) {
-		for _, at := range l.listeners {
-			if err := sockclose.QuiesceFD(int(l.slots[at].fd)); err != nil {
-				e.opts.Log.Warn("drain: connections that wait may be reset", "error", err)
-			}
+	for _, fd := range e.sockets {
+		if err := sockclose.QuiesceFD(int(fd)); err != nil {
+			e.opts.Log.Warn("drain: connections that wait may be reset", "error", err)
 		}
-	})
+	}
 	time.Sleep(min(relay.DrainAccept, e.opts.HardStop/4))
 	e.all((*loop).end)
 	select {
@@ -284,7 +286,7 @@ func (e *Engine) drain(gone <-chan struct{}) {
 // A loop that serves one turn for so long keeps all its other clients waiting.
 const (
 	lagWarning = 250 * time.Millisecond
-	lagLook    = 100 * time.Millisecond
+	lagLook    = 250 * time.Millisecond
 )
 
 // watchLag reports loops that don't come back, until all have ended.

@@ -327,7 +327,8 @@ func (l *loop) goOn(r ref) {
 // accepts is how many connections one turn takes of a listening socket.
 const accepts = 16
 
-func (l *loop) accept(at uint32) {
+// accept says whether there may be more to take.
+func (l *loop) accept(at uint32) bool {
 	for range accepts {
 		from := l.slots[at].listener
 		fd, peer, err := accept(from.fd)
@@ -336,16 +337,17 @@ func (l *loop) accept(at uint32) {
 			l.delay = 0
 			l.client(fd, peer, from.tls)
 		case unix.EAGAIN:
-			return
+			return false
 		case unix.ECONNABORTED, unix.EINTR, unix.EPROTO:
 		default: // no descriptors, or no memory: it passes
 			l.e.opts.Log.Warn("accept", "error", err)
 			l.delay = min(max(2*l.delay, 5*time.Millisecond), time.Second)
 			l.accepting(0)
 			l.wheel.set(&l.resume, l.now.Add(l.delay))
-			return
+			return false
 		}
 	}
+	return true
 }
 
 // accepting turns the events of the listening sockets on or off. They are level-triggered: a full turn comes again.
@@ -401,9 +403,11 @@ func (l *loop) each(do func(*client)) {
 	}
 }
 
-// end stops listening: the loop ends when its last client has gone.
+// end stops listening, once all that the kernel has accepted is taken: the loop ends when its last client has gone.
 func (l *loop) end() {
 	for _, at := range l.listeners {
+		for l.accept(at) {
+		}
 		unix.Close(int(l.slots[at].fd))
 		l.leave(at)
 	}

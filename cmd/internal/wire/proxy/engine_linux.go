@@ -11,7 +11,7 @@ import (
 
 const (
 	haveLoops     = true
-	defaultEngine = goroutines
+	defaultEngine = loops
 )
 
 // newLoops makes an engine of one loop for each core. What isn't on a loop (handshakes, look-ups, the node's own work) gets
