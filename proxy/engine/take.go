@@ -15,6 +15,8 @@ type Handed struct {
 	Read []byte
 	// Old is when the client is asked to leave.
 	Old time.Time
+	// AltSvc is its listener's.
+	AltSvc string
 	// Exchange, if there is one, has been judged and is to be forwarded; its head is the first Head bytes of Read.
 	Exchange *proxy.Exchange
 	Head     int
@@ -43,9 +45,9 @@ func (e *Engine) Hold() (done func()) {
 
 // goOn takes the connection up where the other engine left it.
 func (c *conn) goOn(h Handed) {
-	if _, c.secure = h.Conn.(*tls.Conn); c.secure {
-		c.prepare()
-	}
+	_, c.secure = h.Conn.(*tls.Conn)
+	c.altSvc = h.AltSvc
+	c.prepare()
 	c.old.Store(h.Old.UnixNano())
 	if cap(h.Read) > 0 {
 		putBack(c.buf)

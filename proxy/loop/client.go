@@ -414,7 +414,7 @@ func (c *client) handOver(f *flight) {
 	}
 	if h.Conn = nc; c.secure != nil {
 		c.secure.plain = nc
-		h.Conn, c.secure.c = c.secure.conn, nil
+		h.Conn, h.AltSvc, c.secure.c = c.secure.conn, c.secure.altSvc, nil
 	}
 	l.e.rest.Take(h)
 }

@@ -58,7 +58,7 @@ func (e *Engine) Run(ctx context.Context, listeners ...engine.Listener) error {
 	var others []engine.Listener
 	var own []engine.Listener
 	for _, l := range listeners {
-		if l.Via != nil || l.Other != nil {
+		if l.UDP != nil || l.Via != nil || l.Other != nil {
 			others = append(others, l)
 		} else {
 			own = append(own, l)
@@ -116,7 +116,7 @@ func (e *Engine) open(own []engine.Listener) (err error) {
 		fds, err := spread(from.Listener, len(e.loops))
 		for i, fd := range fds {
 			if err == nil {
-				err = e.loops[i].listen(fd, from.TLS)
+				err = e.loops[i].listen(&listener{fd, from.TLS, from.AltSvc})
 			}
 			if err != nil {
 				unix.Close(int(fd))

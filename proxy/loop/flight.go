@@ -88,7 +88,10 @@ func (l *loop) takeFlight(c *client) *flight {
 		f.x = l.e.server.Acquire()
 	}
 	f.client = c
-	f.x.Peer, f.x.PeerText, f.x.TLS, f.x.Protocol, f.x.Via = c.peer, c.text, c.secure != nil, "HTTP/1.1", ""
+	f.x.Peer, f.x.PeerText, f.x.TLS, f.x.Protocol, f.x.Via, f.x.AltSvc = c.peer, c.text, c.secure != nil, "HTTP/1.1", "", ""
+	if c.secure != nil {
+		f.x.AltSvc = c.secure.altSvc
+	}
 	return f
 }
 

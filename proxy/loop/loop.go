@@ -75,8 +75,9 @@ type slot struct {
 
 // listener is a listening socket; tls nil means plain.
 type listener struct {
-	fd  int32
-	tls *tls.Config
+	fd     int32
+	tls    *tls.Config
+	altSvc string
 }
 
 // sender is a flight that is about to get a connection, if it still is at its attempt gen.
@@ -335,7 +336,7 @@ func (l *loop) accept(at uint32) bool {
 		switch err {
 		case nil:
 			l.delay = 0
-			l.client(fd, peer, from.tls)
+			l.client(fd, peer, from)
 		case unix.EAGAIN:
 			return false
 		case unix.ECONNABORTED, unix.EINTR, unix.EPROTO:
@@ -360,9 +361,9 @@ func (l *loop) accepting(events uint32) {
 func (l *loop) resumeAccepting() { l.accepting(unix.EPOLLIN) }
 
 // listen takes a listening socket over.
-func (l *loop) listen(fd int32, cfg *tls.Config) error {
-	at := l.take(slot{listener: &listener{fd, cfg}, fd: fd})
-	if err := l.watch(unix.EPOLL_CTL_ADD, fd, unix.EPOLLIN, at, l.slots[at].gen); err != nil {
+func (l *loop) listen(on *listener) error {
+	at := l.take(slot{listener: on, fd: on.fd})
+	if err := l.watch(unix.EPOLL_CTL_ADD, on.fd, unix.EPOLLIN, at, l.slots[at].gen); err != nil {
 		l.leave(at)
 		return err
 	}
@@ -371,7 +372,7 @@ func (l *loop) listen(fd int32, cfg *tls.Config) error {
 }
 
 // client begins to serve a connection, within the bound.
-func (l *loop) client(fd int32, peer netip.Addr, cfg *tls.Config) {
+func (l *loop) client(fd int32, peer netip.Addr, from *listener) {
 	if l.e.full() {
 		unix.Close(int(fd))
 		return
@@ -387,8 +388,8 @@ func (l *loop) client(fd int32, peer netip.Addr, cfg *tls.Config) {
 	}
 	l.clients++
 	l.e.server.Connections.Add(1)
-	if cfg != nil {
-		c.shakeHands(cfg)
+	if from.tls != nil {
+		c.shakeHands(from)
 		return
 	}
 	c.wait()

@@ -27,6 +27,7 @@ import (
 type secure struct {
 	c       *client
 	conn    *tls.Conn
+	altSvc  string
 	canRead bool   // of the socket
 	staged  []byte // what was read and not given to crypto/tls yet: of the loop's buffer while the client has its turn
 	kept    []byte // the buffer of its own that staged lies in between turns; nil when nothing is staged
@@ -49,9 +50,9 @@ func (errAgain) Timeout() bool   { return true }
 func (errAgain) Temporary() bool { return true }
 
 // shakeHands begins TLS on a new connection.
-func (c *client) shakeHands(cfg *tls.Config) {
-	s := &secure{c: c, canRead: true}
-	s.conn = tls.Server(s, cfg)
+func (c *client) shakeHands(from *listener) {
+	s := &secure{c: c, altSvc: from.altSvc, canRead: true}
+	s.conn = tls.Server(s, from.tls)
 	s.resume, s.stop = iter.Pull(func(yield func(struct{}) bool) {
 		s.aside = yield
 		s.failed = s.conn.Handshake()
