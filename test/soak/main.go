@@ -169,6 +169,7 @@ func (r *run) coldStart(h *chaos) {
 		r.l.fail("cold start: exit %d: %s", code, out)
 		return
 	}
+	r.w.weigh()
 	r.settles()
 	if gates := r.w.gates(); denied {
 		h.holdTo(context.Background(), who, gates, "", 0)

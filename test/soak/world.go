@@ -69,6 +69,7 @@ func up(bin, dir string, flags ...string) (*world, error) {
 	if out, code := w.cellgate(w.flags...); code != 0 {
 		return nil, fmt.Errorf("cellgate up: exit %d: %s", code, out)
 	}
+	w.weigh()
 	raw, err := os.ReadFile(filepath.Join(dir, "world.json"))
 	if err != nil {
 		return nil, err
@@ -88,6 +89,20 @@ func up(bin, dir string, flags ...string) (*world, error) {
 		TLSClientConfig: &tls.Config{RootCAs: w.roots}, DisableKeepAlives: true,
 	}}
 	return w, nil
+}
+
+// weigh gives the world, which is a session of its own, the scheduling weight of this one: what watches and what is watched
+// must starve alike. Where sessions have no weights (sched(7), autogroup) they do anyway.
+func (w *world) weigh() {
+	raw, err := os.ReadFile("/proc/self/autogroup")
+	if err != nil {
+		return
+	}
+	if _, nice, ok := strings.Cut(strings.TrimSpace(string(raw)), " nice "); ok {
+		if err := os.WriteFile(fmt.Sprintf("/proc/%d/autogroup", w.supervisor()), []byte(nice), 0); err != nil {
+			fmt.Fprintln(os.Stderr, "soak: the world has another scheduling weight than the soak:", err)
+		}
+	}
 }
 
 // run runs a command to its end, at most two minutes; its output and exit code. 124 = it had to be ended.
