@@ -42,7 +42,7 @@ unit:
 	$(if $(RACE),CGO_ENABLED=1) $(GO) test $(RACE) -timeout 5m $(UNIT)
 
 e2e:
-	CELLGATE_TEST_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 14m -p 1 ./test/...
+	CELLGATE_TEST_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 14m -p 2 ./test/...
 
 # Losses without a leader, the tail of an evacuated cell, orders without the global store, partitions (root and
 # iproute2 are needed, for network namespaces): worlds of their own. And steering at its full size, with many more random worlds.

@@ -134,7 +134,7 @@ func TestOldLooksAreNotRepeated(t *testing.T) {
 
 func eventually(t *testing.T, what string, cond func() bool) {
 	t.Helper()
-	for end := time.Now().Add(5 * time.Second); !cond(); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); !cond(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("did not happen: " + what)
 		}
@@ -194,11 +194,11 @@ func TestWhatFailsIsSaidInWords(t *testing.T) {
 	if p, _ := s.get("g/a|"); !p.OK {
 		t.Fatalf("the good cell suffers: %+v", p)
 	}
-	before, began := good.conns.Load(), time.Now()
-	eventually(t, "the good cell is looked at at its own pace", func() bool { return good.conns.Load() >= before+20 })
-	if pace := time.Since(began); pace > 1500*time.Millisecond { // in lockstep with the silent one: 10 rounds of 200 ms
-		t.Fatalf("20 looks at two cells took %v", pace)
-	}
+	eventually(t, "the good cell is looked at at its own pace", func() bool {
+		before, began := good.conns.Load(), time.Now()
+		eventually(t, "20 looks at two cells", func() bool { return good.conns.Load() >= before+20 })
+		return time.Since(began) < 1500*time.Millisecond // in lockstep with the silent one: 10 rounds of 200 ms
+	})
 }
 
 func TestAnUnknownCertificateIsNoFrontDoor(t *testing.T) {
@@ -221,9 +221,7 @@ func TestOnlyNodesOfTheOwnRegionAreLookedAt(t *testing.T) {
 	if _, n := s.get("u/a|u/a/1"); n != 0 {
 		t.Fatal("looked at another region's node")
 	}
-	if got := testutil.CollectAndCount(p.Collector(), "cellgate_probe_success"); got != 4 {
-		t.Fatalf("%d targets in the metrics", got)
-	}
+	eventually(t, "four targets in the metrics", func() bool { return testutil.CollectAndCount(p.Collector(), "cellgate_probe_success") == 4 })
 	if problems, err := testutil.CollectAndLint(p.Collector()); err != nil || len(problems) > 0 {
 		t.Fatal(problems, err)
 	}

@@ -90,7 +90,7 @@ func TestARotatedFileIsReopenedAndNothingIsLost(t *testing.T) {
 			t.Fatal(err)
 		}
 		l.Reopen()
-		for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+		for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 			if _, err := os.Stat(path); err == nil {
 				break
 			}

@@ -128,7 +128,7 @@ func (m *member) wait() {
 	case <-m.ready:
 	case err := <-m.done:
 		m.t.Fatal(err)
-	case <-time.After(20 * time.Second):
+	case <-time.After(2 * time.Minute):
 		m.t.Fatal("the member is not ready")
 	}
 }
@@ -325,7 +325,7 @@ func TestQuietWatchSkipsNoRevision(t *testing.T) {
 
 func commit(t *testing.T, s store.Store, key string) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		if _, err := s.Get(t.Context(), key); err == nil {
 			if _, err := s.Commit(t.Context(), nil, []store.Op{store.Delete(key)}); err != nil {
 				continue
@@ -352,7 +352,7 @@ func next(t *testing.T, events <-chan store.Event) store.Event {
 			t.Fatal("the watch has ended")
 		}
 		return ev
-	case <-time.After(20 * time.Second):
+	case <-time.After(2 * time.Minute):
 		t.Fatal("no event")
 	}
 	panic("unreachable")

@@ -14,7 +14,7 @@ func TestCellIsEvacuatedAndRestoredUnderLoadWithoutAFailure(t *testing.T) {
 	w.healthy(t, time.Minute)
 	target := w.Regions[0].Cells[0]
 
-	dry := w.mustRegionctl(t, "evacuate", target.ID, "--reason", "e2e", "--over", "10s", "--dry-run")
+	dry := w.mustRegionctl(t, "evacuate", target.ID, "--reason", "e2e", "--over", "6s", "--dry-run")
 	if !strings.Contains(dry, w.Regions[0].Cells[1].ID) {
 		t.Errorf("the dry run does not say where the traffic goes:\n%s", dry)
 	}
@@ -23,8 +23,8 @@ func TestCellIsEvacuatedAndRestoredUnderLoadWithoutAFailure(t *testing.T) {
 	}
 
 	h1, h2 := w.load(t, 16, 400*time.Millisecond) // 16 clients × 3 regions × 2 protocols × 2.5/s = 240/s
-	time.Sleep(6 * time.Second)
-	const over = 10 * time.Second
+	time.Sleep(4 * time.Second)
+	const over = 6 * time.Second
 	ordered := time.Now()
 	w.mustRegionctl(t, "evacuate", target.ID, "--reason", "e2e", "--over", over.String(), "--expires", "10m")
 	end := ordered.Add(over)
@@ -40,7 +40,7 @@ func TestCellIsEvacuatedAndRestoredUnderLoadWithoutAFailure(t *testing.T) {
 	})
 	// Clients with open connections have no reason to come back; new ones do.
 	new1, new2 := w.load(t, 16, 400*time.Millisecond)
-	time.Sleep(8 * time.Second)
+	time.Sleep(6 * time.Second)
 	fresh := load.Sum(append(new1.Wait(), new2.Wait()...))
 	if c := fresh.Cells[target.Address]; fresh.Failed > 0 || c == nil {
 		t.Errorf("after the restoration: the cell got %+v of %s", c, fresh)

@@ -269,6 +269,7 @@ func pids(w *world) []int {
 // The smallest world, in a directory whose name is long and has spaces, with another TTL: every figure is obeyed, the last
 // cell can't be evacuated, and a customer may be fast.
 func TestSmallWorldInAnAwkwardDirectory(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), strings.Repeat("long", 40), "a world's \"dir\" $HOME é")
 	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
 		t.Fatal(err)

@@ -15,6 +15,7 @@ import (
 // A small world of binaries built with the race detector publishes, evacuates and loses a proxy under load. Without a C
 // compiler there is no race detector, and the same happens with ordinary binaries.
 func TestWorldRunsWithoutDataRaces(t *testing.T) {
+	t.Parallel()
 	bin := harness.Bin(t, "cellgate")
 	if cc, err := exec.Command("go", "env", "CC").Output(); err == nil {
 		if _, err := exec.LookPath(strings.TrimSpace(string(cc))); err == nil {

@@ -124,6 +124,7 @@ func TestWrongFilesAreNamed(t *testing.T) {
 
 // A start that is interrupted at any time leaves no process, and the directory starts again.
 func TestInterruptedStartLeavesNothingBehind(t *testing.T) {
+	t.Parallel()
 	dir, block := filepath.Join(t.TempDir(), "w"), loopback.For(t).String()
 	flags := []string{"up", "--dir", dir, "--net", block}
 	for _, after := range []time.Duration{30 * time.Millisecond, 300 * time.Millisecond, time.Second, 2500 * time.Millisecond} {
@@ -201,6 +202,7 @@ func interrupted(t *testing.T, after time.Duration, dir string, args []string) {
 
 // A world whose directory was removed could not be ordered any more, so it ends.
 func TestWorldEndsWithItsDirectory(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "w")
 	d := harness.Start(t, "cellgate", "up", "--dir", dir, "--net", loopback.For(t).String(), "--regions", "1", "--cells", "1", "--proxies", "1")
 	d.WaitOutput("ready after", 60*time.Second)

@@ -88,7 +88,8 @@ type cell struct {
 // cellLimit is what each cell of the shared world is taken to carry, in requests per second.
 const cellLimit = 300
 
-// theShared is the world that most tests look at or shake; the first one starts it.
+// theShared is the world that most tests look at or shake, one after the other; the first one starts it. Tests with worlds of
+// their own run side by side afterwards.
 type theShared struct {
 	once  sync.Once
 	block *loopback.Block

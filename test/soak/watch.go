@@ -321,7 +321,11 @@ type nodePage struct {
 	Epoch     uint64 `json:"target_epoch"`
 	Number    uint64 `json:"target_number"`
 	Evacuated bool   `json:"cell_evacuated"`
+	Forwards  uint64 `json:"forwards_by_plan"` // for a moment longer than the order stands
 }
+
+// elsewhere says whether other cells may answer for the node, by the version that they serve.
+func (p nodePage) elsewhere() bool { return p.Evacuated || p.Forwards != 0 }
 
 func (n *nodeWatch) page() (p nodePage, ok bool) {
 	raw, err := n.c.w.admin(n.admin, "/config")
@@ -349,7 +353,7 @@ func (n *nodeWatch) check(ctx context.Context) {
 	}
 	n.served = before.Version
 	g := n.c.docs.of(before.Checksum)
-	if g == nil || before.Evacuated {
+	if g == nil || before.elsewhere() {
 		return // the world's first version, or a cell whose requests are answered elsewhere
 	}
 	own, _ := n.ask(ctx, g.path())
@@ -360,7 +364,7 @@ func (n *nodeWatch) check(ctx context.Context) {
 		wrong, _ = n.ask(ctx, other.path())
 	}
 	after, ok := n.page()
-	if !ok || after.Version != before.Version || after.Checksum != before.Checksum || after.Evacuated {
+	if !ok || after.Version != before.Version || after.Checksum != before.Checksum || after.elsewhere() {
 		return
 	}
 	n.c.probes.Add(1)

@@ -30,6 +30,7 @@ type keeper struct {
 	server *etcdserver.EtcdServer
 	log    *slog.Logger
 	said   string // the trouble that was told last
+	swept  int64  // the revision at which a full store was compacted and defragmented last
 }
 
 // run looks every beat until ctx ends.
@@ -78,27 +79,40 @@ func (k *keeper) look(ctx context.Context) error {
 	return nil
 }
 
-// makeRoom compacts when the file holds little air, then defragments when it holds some.
+// makeRoom compacts when the file holds little air, then defragments when it holds some. A full store is defragmented after
+// every change all the same: what was freed counts as in use until later writes are committed, and it takes none.
 func (k *keeper) makeRoom(ctx context.Context, full bool) error {
-	b := k.server.Backend()
+	b, rev := k.server.Backend(), k.server.KV().Rev()
 	if k.part(b.SizeInUse()) >= easedAt {
-		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-		defer cancel()
-		rev := k.server.KV().Rev()
+		upTo := rev
 		if !full {
-			rev -= keepTight
+			upTo -= keepTight
 		}
-		if rev > k.server.KV().FirstRev() {
-			if _, err := k.server.Compact(ctx, &pb.CompactionRequest{Revision: rev, Physical: true}); err != nil {
-				return fmt.Errorf("compact: %w", err)
-			}
+		if err := k.compact(ctx, upTo); err != nil {
+			return err
 		}
 	}
-	if float64(b.Size()-b.SizeInUse()) < worthwhile*float64(b.Size()) {
+	airy := float64(b.Size()-b.SizeInUse()) >= worthwhile*float64(b.Size())
+	if !airy && (!full || rev == k.swept) {
 		return nil
 	}
 	if err := b.Defrag(); err != nil {
 		return fmt.Errorf("defragment: %w", err)
+	}
+	if full {
+		k.swept = rev
+	}
+	return nil
+}
+
+func (k *keeper) compact(ctx context.Context, rev int64) error {
+	if rev <= k.server.KV().FirstRev() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	if _, err := k.server.Compact(ctx, &pb.CompactionRequest{Revision: rev, Physical: true}); err != nil {
+		return fmt.Errorf("compact: %w", err)
 	}
 	return nil
 }

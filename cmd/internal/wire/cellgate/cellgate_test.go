@@ -560,7 +560,7 @@ func TestIdentityProviderPublishesItsKeys(t *testing.T) {
 	go func() {
 		done <- runIDP(ctx, idpConfig{Listen: at, Key: h.path("keys", "idp.key")}, slog.New(slog.DiscardHandler))
 	}()
-	for end := time.Now().Add(5 * time.Second); accepts(at)(ctx) != nil && time.Now().Before(end); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(time.Minute); accepts(at)(ctx) != nil && time.Now().Before(end); time.Sleep(time.Millisecond) {
 	}
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	res, err := client.Get("http://" + at.String() + "/keys")
