@@ -14,7 +14,7 @@ CC_FOUND := $(shell command -v $$($(GO) env CC) 2>/dev/null)
 RACE     := $(if $(CC_FOUND),-race,)
 UNIT      = $(shell $(GO) list ./... | grep -v '/test/')
 
-.PHONY: all build up down test unit e2e e2e-long h2spec check lint fuzz bench bench-http bench-dns simulate soak drills clean
+.PHONY: all build up down test unit e2e e2e-long h2spec h3smoke check lint fuzz bench bench-http bench-dns simulate soak drills clean
 
 # What `make soak` does to a world is its seed's (0 = a new one), for SOAK_TIME.
 SOAK_SEED ?= 0
@@ -53,6 +53,10 @@ e2e-long: build
 # The conformance suite of HTTP/2, over TLS and with prior knowledge; needs openssl and curl, and the module proxy for h2spec.
 h2spec:
 	test/h2spec/run.sh
+
+# HTTP/3 with a client of other hands; needs gtlsclient (Debian: ngtcp2-client), openssl and curl.
+h3smoke:
+	test/h3smoke/run.sh
 
 check: lint test fuzz
 

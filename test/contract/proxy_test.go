@@ -29,6 +29,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/quic-go/quic-go/http3"
 	"golang.org/x/net/http2"
 	"golang.org/x/sys/unix"
 
@@ -289,21 +290,28 @@ func TestProxyDrainsOnSIGTERM(t *testing.T) {
 	}
 }
 
-func TestProxyServesAnySNIWithItsCertificate(t *testing.T) {
-	addr, dir := harness.FreeAddr(t), t.TempDir()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+// edgeFiles are a certificate for edge.example and its key.
+func edgeFiles(t *testing.T) (cert, key string) {
+	dir := t.TempDir()
+	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
 	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "edge"}, DNSNames: []string{"edge.example"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
-	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &k.PublicKey, k)
 	if err != nil {
 		t.Fatal(err)
 	}
-	secret, _ := x509.MarshalPKCS8PrivateKey(key)
-	cert, keyFile := filepath.Join(dir, "c.pem"), filepath.Join(dir, "k.pem")
+	secret, _ := x509.MarshalPKCS8PrivateKey(k)
+	cert, key = filepath.Join(dir, "c.pem"), filepath.Join(dir, "k.pem")
 	_ = os.WriteFile(cert, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600)
-	_ = os.WriteFile(keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}), 0o600)
+	_ = os.WriteFile(key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}), 0o600)
+	return cert, key
+}
+
+func TestProxyServesAnySNIWithItsCertificate(t *testing.T) {
+	addr := harness.FreeAddr(t)
+	cert, keyFile := edgeFiles(t)
 	doc := harness.WriteFile(t, "doc.yaml", proxyDocument(backend(t), "/v1/orders/{id}"))
 	d := harness.Start(t, "proxy", "serve", "--document", doc, "--https", addr, "--cert", cert, "--key", keyFile)
 	d.WaitHTTP("https://"+addr+"/.well-known/cellgate/ready", 200)
@@ -321,6 +329,43 @@ func TestProxyServesAnySNIWithItsCertificate(t *testing.T) {
 	}
 	if _, err := tls.Dial("tcp", addr, &tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS11}); err == nil {
 		t.Error("TLS 1.1 was taken")
+	}
+}
+
+// HTTP/3 on every engine, and a client of a node that was restarted learns at once that its connection is gone.
+func TestProxyServesHTTP3(t *testing.T) {
+	cert, key := edgeFiles(t)
+	doc := harness.WriteFile(t, "doc.yaml", proxyDocument(backend(t), "/v1/orders/{id}"))
+	for _, engine := range []string{"goroutine", "loop", "nethttp"} {
+		addr := harness.FreeAddr(t)
+		args := []string{"serve", "--document", doc, "--https", addr, "--cert", cert, "--key", key, "--h3", "--engine", engine}
+		d := harness.Start(t, "proxy", args...)
+		d.WaitHTTP("https://"+addr+"/.well-known/cellgate/ready", 200)
+		tr := &http3.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true, ServerName: "edge.example"}}
+		ask := func() (*http.Response, error) {
+			req, _ := http.NewRequest("GET", "https://"+addr+"/v1/orders/7", nil)
+			req.Host = "api.example.com"
+			res, err := (&http.Client{Transport: tr, Timeout: 5 * time.Second}).Do(req)
+			if err == nil {
+				_, _ = io.Copy(io.Discard, res.Body)
+				res.Body.Close()
+			}
+			return res, err
+		}
+		if res, err := ask(); err != nil || res.Proto != "HTTP/3.0" || res.StatusCode != 200 {
+			t.Fatalf("%s: %v %v", engine, res, err)
+		}
+		d.Signal(syscall.SIGKILL)
+		d.Wait(5 * time.Second)
+		d = harness.Start(t, "proxy", args...)
+		d.WaitHTTP("https://"+addr+"/.well-known/cellgate/ready", 200)
+		began := time.Now()
+		for res, err := ask(); err != nil; res, err = ask() {
+			if time.Since(began) > 4*time.Second {
+				t.Fatalf("%s: %v %v", engine, res, err)
+			}
+		}
+		tr.Close()
 	}
 }
 

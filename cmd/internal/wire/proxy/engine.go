@@ -16,14 +16,15 @@ type serving interface {
 const (
 	goroutines = "goroutine"
 	loops      = "loop"
+	netHTTP    = "nethttp"
 )
 
 // engines are the kinds that this system has.
 func engines() []string {
 	if haveLoops {
-		return []string{goroutines, loops}
+		return []string{goroutines, loops, netHTTP}
 	}
-	return []string{goroutines}
+	return []string{goroutines, netHTTP}
 }
 
 // newEngine makes an engine of a kind, empty for the default, which may use so many cores.
@@ -32,7 +33,10 @@ func (c *core) newEngine(kind string, o engine.Options, cores int) serving {
 		kind = defaultEngine
 	}
 	o.Log = c.log
-	if kind == loops {
+	switch kind {
+	case netHTTP:
+		return engine.NewNetHTTP(c.server, o)
+	case loops:
 		e, lag := newLoops(c.server, o, cores)
 		c.lags = append(c.lags, lag)
 		return e

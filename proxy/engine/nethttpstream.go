@@ -1,0 +1,183 @@
+package engine
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cellgate/cellgate/proxy"
+	"github.com/cellgate/cellgate/proxy/http1"
+	"github.com/cellgate/cellgate/proxy/relay"
+)
+
+// stdStream is the client's side of an exchange of net/http.
+type stdStream struct {
+	x       *proxy.Exchange
+	w       http.ResponseWriter
+	r       *http.Request
+	ctl     *http.ResponseController
+	start   time.Time
+	got     int64
+	aborted bool
+	trail   http1.Head
+}
+
+// request writes the head that net/http has read as HTTP/1 and reads it again: so every rule of heads holds here too.
+func (s *stdStream) request() error {
+	r := s.r
+	if !s.framed() {
+		return http1.ErrFraming
+	}
+	b := append(append(s.x.Scratch[:0], r.Method...), ' ')
+	b = append(append(b, s.target()...), s.version()...)
+	if r.Host != "" {
+		b = http1.AppendLine(b, "Host", r.Host)
+	}
+	for name, values := range r.Header {
+		if name == "Content-Length" {
+			continue
+		}
+		for _, v := range values {
+			b = http1.AppendLine(b, name, v)
+		}
+	}
+	switch {
+	case r.ContentLength < 0:
+		b = append(b, "Transfer-Encoding: chunked\r\n"...)
+	case r.ContentLength > 0 || r.Header["Content-Length"] != nil:
+		b = http1.AppendLine(b, "Content-Length", strconv.FormatInt(r.ContentLength, 10))
+	}
+	b = append(b, "\r\n"...)
+	s.x.Scratch = b
+	n, err := s.x.Request.Parse(b)
+	if err == nil && n != len(b) {
+		err = http1.ErrSyntax
+	}
+	return err
+}
+
+func (s *stdStream) version() string {
+	if s.r.ProtoMajor == 1 && s.r.ProtoMinor == 0 {
+		return " HTTP/1.0\r\n"
+	}
+	return " HTTP/1.1\r\n"
+}
+
+// target is the one of HTTP/1. net/http has taken absolute ones apart.
+func (s *stdStream) target() string {
+	if uri := s.r.RequestURI; s.r.Method == http.MethodConnect || uri == "*" || strings.HasPrefix(uri, "/") {
+		return uri
+	}
+	return s.r.URL.RequestURI()
+}
+
+// framed says whether Content-Length, if there is one, is the only one and means what net/http made of it, which looks at
+// the first, and over HTTP/2 at none when the stream ends with its head.
+func (s *stdStream) framed() bool {
+	said := s.r.Header["Content-Length"]
+	if len(said) == 0 {
+		return true
+	}
+	n, err := strconv.ParseUint(said[0], 10, 62)
+	return len(said) == 1 && err == nil && int64(n) == s.r.ContentLength
+}
+
+func (s *stdStream) Read(p []byte) (int, error) {
+	_ = s.ctl.SetReadDeadline(relay.BodyDeadline(s.start, s.got, s.x.Deadline))
+	n, err := s.r.Body.Read(p)
+	s.got += int64(n)
+	switch {
+	case err == nil || n > 0:
+		return n, nil
+	case errors.Is(err, io.EOF):
+		return 0, io.EOF
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return 0, errBodyTimeout
+	case errors.Is(err, io.ErrUnexpectedEOF) || s.r.Context().Err() != nil:
+		return 0, errClientGone
+	}
+	return 0, errBodyFraming
+}
+
+func (s *stdStream) whole() ([]byte, bool, error) {
+	n := s.r.ContentLength
+	if n == 0 {
+		return nil, true, nil
+	}
+	if n < 0 || n > relay.SmallBody {
+		return nil, false, nil
+	}
+	b := make([]byte, n)
+	if _, err := io.ReadFull(s, b); err != nil {
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			err = errBodyFraming
+		}
+		return nil, false, err
+	}
+	return b, true, nil
+}
+
+// discard: net/http sees to what is unread.
+func (s *stdStream) discard() bool { return s.r.ContentLength == 0 || s.r.ProtoMajor == 2 }
+
+func (s *stdStream) trailers() *http1.Head {
+	s.trail.Empty(nil)
+	for name, values := range s.r.Trailer {
+		for _, v := range values {
+			if _, err := s.trail.Put([]byte(strings.ToLower(name)), []byte(v)); err != nil {
+				return nil
+			}
+		}
+	}
+	s.trail.DropKnown()
+	return &s.trail
+}
+
+func (s *stdStream) interrupt() {
+	_ = s.ctl.SetReadDeadline(time.Unix(1, 0))
+	_ = s.r.Body.Close()
+}
+
+func (s *stdStream) gone() bool { return s.r.Context().Err() != nil }
+
+func (s *stdStream) head(length int64, none bool) {
+	h := s.w.Header()
+	h["Content-Type"], h["Date"] = nil, nil // what the upstream doesn't say isn't said
+	s.x.EachField(func(name, value string) { h.Add(strings.Clone(name), strings.Clone(value)) })
+	if length >= 0 && s.x.Status != 204 {
+		h["Content-Length"] = []string{strconv.FormatInt(length, 10)}
+	}
+	if s.x.Closing {
+		h["Connection"] = []string{"close"} // over HTTP/2 it becomes GOAWAY
+	}
+	_ = s.ctl.SetWriteDeadline(s.x.Deadline.Add(time.Second))
+	s.w.WriteHeader(s.x.Status)
+	if length < 0 && !none {
+		_ = s.ctl.Flush() // or net/http would count a short body
+	}
+}
+
+func (s *stdStream) data(p []byte) error {
+	_, err := s.w.Write(p)
+	return err
+}
+
+func (s *stdStream) flush() error { return s.ctl.Flush() }
+
+func (s *stdStream) end(trailers *http1.Head) error {
+	if trailers == nil {
+		return nil
+	}
+	for i := range trailers.Fields() {
+		if f := &trailers.Fields()[i]; !f.Drop {
+			s.w.Header().Add(http.TrailerPrefix+string(trailers.Name(f)), string(trailers.Value(f)))
+		}
+	}
+	return nil
+}
+
+func (s *stdStream) abort() { s.aborted = true }
