@@ -187,8 +187,10 @@ func (q *h2conn) end(gone bool) {
 
 func (q *h2conn) leave() {
 	q.lock()
-	q.codec.Leave(time.Now())
-	q.unlock(true)
+	if !q.ended { // or nobody would wait for what is sent
+		q.codec.Leave(time.Now())
+	}
+	q.unlock(!q.ended)
 }
 
 // read feeds the codec until the connection is over. gone says that nobody is there to hear of it.

@@ -3,7 +3,7 @@ package http2
 import "time"
 
 // account bounds what a client may make us do for nothing: it pays for frames that carry nothing and for work that it
-// gives up, and earns by what is carried for it. Ordinary clients never come near its end (CVE-2019-9512 and kin,
+// gives up, and earns by what is carried for it. What its own small windows cut into crumbs earns next to nothing. Ordinary clients never come near its end (CVE-2019-9512 and kin,
 // CVE-2023-44487, CVE-2024-27316).
 type account struct {
 	left int
@@ -17,6 +17,7 @@ const (
 	costFrame  = 1  // pings, priorities, window updates, empty data, unknown frames
 	costState  = 10 // settings, resets, faults, refused streams, empty pieces of header blocks
 	earnAnswer = 10 // a whole answer
+	earnPiece  = 2  // a piece of an answer that its windows let pass in one: clients ping with each to find out their bandwidth
 	earnData   = 256
 )
 

@@ -330,7 +330,9 @@ func (c *Server) Write(s *Stream, p []byte) (n int) {
 			return n
 		}
 		c.frameData(s, p[n:n+int(room)])
-		n += int(room)
+		if n += int(room); n == len(p) {
+			c.account.earn(earnPiece)
+		}
 	}
 	return n
 }

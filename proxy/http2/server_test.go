@@ -718,6 +718,46 @@ func TestFloods(t *testing.T) {
 	}
 }
 
+// A client that opens its window byte by byte makes us send crumbs, and is let go (CVE-2019-9511); one that pings with
+// every small message that it gets, as gRPC's clients do, is served for ever.
+func TestCrumbsEarnNothingMessagesDo(t *testing.T) {
+	answer := func(p *peer) *Stream {
+		p.head(1, true).send()
+		s := p.opened[0]
+		p.c.BeginHead(s, 200)
+		p.c.EndHead(s, -1, false)
+		return s
+	}
+	p := connect(t, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+	s, body := answer(p), make([]byte, 100_000)
+	n := 0
+	for ; n < 10*accountMost && !p.c.failed; n++ {
+		_ = p.WriteWindowUpdate(1, 1)
+		p.send()
+		body = body[p.c.Write(s, body):]
+		p.hear()
+	}
+	if code, failed := p.c.Failed(); !failed || code != EnhanceYourCalm {
+		t.Fatalf("%d crumbs were sent", n)
+	}
+	p = connect(t)
+	s = answer(p)
+	for i := range 10 * accountMost {
+		if p.c.Write(s, make([]byte, 20)) != 20 {
+			t.Fatal("the window is closed")
+		}
+		_ = p.WritePing(false, [8]byte{})
+		if i%500 == 0 {
+			_ = p.WriteWindowUpdate(0, 10_000)
+			_ = p.WriteWindowUpdate(1, 10_000)
+		}
+		p.send()
+	}
+	if code, failed := p.c.Failed(); failed {
+		t.Fatalf("%v for pings with messages", code)
+	}
+}
+
 func TestFloodsOfContinuations(t *testing.T) {
 	for name, size := range map[string]int{"empty": 0, "of one byte": 1, "full": maxFrame} {
 		p := connect(t)
@@ -747,14 +787,11 @@ func TestControlFramesThatNobodyReadsAreBounded(t *testing.T) {
 	}
 }
 
-// The hot path allocates nothing: a request with the usual fields, some body, an answer with fields and body.
-func TestARequestAllocatesNothing(t *testing.T) {
-	p := connect(t)
-	fields := []string{":method", "POST", ":scheme", "https", ":authority", "api.example.com", ":path", "/v1/orders/7?x=y", "user-agent", "h2load/1.52", "accept", "*/*",
+// usual writes n requests as usual clients send them, each for itself.
+func usual(p *peer, n uint32) (wires [][]byte) {
+	fields := []string{":method", "POST", ":scheme", "https", ":authority", "api.example.com", ":path", "/v1/orders/7?x=y", "user-agent", "", "accept", "*/*",
 		"authorization", "Bearer " + strings.Repeat("x", 300), "cookie", "a=b", "cookie", "c=d", "content-length", "100", "x-request-id", strings.Repeat("0", 32)}
-	const rounds = 200
-	var wires [][]byte
-	for i := range uint32(2 * rounds) {
+	for i := range n {
 		p.wire.Reset()
 		fields[9] = fmt.Sprint("h2load/", i%7)
 		p.head(2*i+1, false, fields...)
@@ -764,32 +801,60 @@ func TestARequestAllocatesNothing(t *testing.T) {
 		}
 		wires = append(wires, bytes.Clone(p.wire.Bytes()))
 	}
-	out := make([]byte, 0, 8<<10)
-	body := make([]byte, 1000)
-	round := func() {
-		for b := wires[0]; len(b) > 0; {
-			n, ev := p.c.Feed(b, p.spare, p.now)
-			if b = b[n:]; ev.Kind != Readable || !ev.Stream.Complete() {
-				continue
-			}
-			s := ev.Stream
-			p.c.Use(s, len(s.Buffered()))
-			p.c.BeginHead(s, 200)
-			PutField(&p.c, "Content-Type", []byte("application/json"))
-			PutField(&p.c, "X-Request-Id", "0123456789abcdef0123456789abcdef")
-			p.c.EndHead(s, int64(len(body)), false)
-			p.c.Write(s, body)
-			p.c.Finish(s, p.now)
-			s.Scratch = s.Request.Scratch()
+	return wires
+}
+
+// serve takes one of them and answers it with a body, as an owner does. It gives what is to be sent.
+func (p *peer) serve(wire, body, out []byte) []byte {
+	for len(wire) > 0 {
+		n, ev := p.c.Feed(wire, p.spare, p.now)
+		if wire = wire[n:]; ev.Kind != Readable || !ev.Stream.Complete() {
+			continue
 		}
+		s := ev.Stream
+		p.c.Use(s, len(s.Buffered()))
+		p.c.BeginHead(s, 200)
+		PutField(&p.c, "Content-Type", []byte("application/json"))
+		PutField(&p.c, "X-Request-Id", "0123456789abcdef0123456789abcdef")
+		p.c.EndHead(s, int64(len(body)), false)
+		p.c.Write(s, body)
+		p.c.Finish(s, p.now)
+		s.Scratch = s.Request.Scratch()
+	}
+	return p.c.Out(out)
+}
+
+// The hot path allocates nothing: a request with the usual fields, some body, an answer with fields and body.
+func TestARequestAllocatesNothing(t *testing.T) {
+	const rounds = 200
+	p := connect(t)
+	wires, out, body := usual(p, 2*rounds), make([]byte, 0, 8<<10), make([]byte, 1000)
+	round := func() {
+		out = p.serve(wires[0], body, out)
 		wires = wires[1:]
-		out = p.c.Out(out)
 	}
 	for range rounds / 2 {
 		round()
 	}
 	if n := testing.AllocsPerRun(rounds, round); n != 0 {
 		t.Fatalf("%v allocations a request", n)
+	}
+	if p.c.Streams() != 0 || p.c.failed {
+		t.Fatal("they were not served")
+	}
+}
+
+func BenchmarkRequest(b *testing.B) {
+	b.ReportAllocs()
+	p := connect(b)
+	wires, out, body := usual(p, 10_000), make([]byte, 0, 8<<10), make([]byte, 1000)
+	for i := 0; b.Loop(); i++ {
+		if i == len(wires) { // another connection
+			b.StopTimer()
+			p, i = connect(b), 0
+			b.StartTimer()
+		}
+		out = p.serve(wires[i], body, out)
 	}
 }
 
