@@ -5,6 +5,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/cellgate/cellgate/denylist"
 	"github.com/cellgate/cellgate/proxy/http1"
 	"github.com/cellgate/cellgate/proxy/path"
 	"github.com/cellgate/cellgate/proxy/program"
@@ -68,6 +69,9 @@ type Exchange struct {
 	handed bool // it goes to another cell, with nothing counted here
 	resume int  // the stage after tail
 
+	// Written by: deniedRoute and Revoked.
+	denied *denylist.Set // the list that the exchange was last held against
+
 	// Written by: authenticate.
 	credentials Credentials
 	identity    Identity
@@ -122,7 +126,7 @@ const maxExtra = 12
 // reset forgets the last request but keeps buffers.
 func (x *Exchange) reset() {
 	x.at, x.wait, x.Parked = 0, nil, false
-	x.table, x.Tunnel, x.Opened = nil, false, time.Time{}
+	x.table, x.Tunnel, x.Opened, x.denied = nil, false, time.Time{}, nil
 	x.Deadline, x.asked, x.grpcTimeout = time.Time{}, 0, false
 	x.host, x.path, x.query = "", "", ""
 	x.match, x.credentials, x.identity = program.Match{}, Credentials{}, Identity{}

@@ -47,8 +47,28 @@ func matchRoute(x *Exchange) Verdict {
 
 // deniedRoute refuses a route that operators have switched off (D6).
 func deniedRoute(x *Exchange) Verdict {
-	if x.server.denied.Load().Route(x.match.Route.ID) {
+	x.denied = x.server.denied.Load()
+	if x.denied.Route(x.match.Route.ID) {
 		return x.refuse(reason.RouteDenied)
 	}
 	return Next
+}
+
+// Revoked says whether operators have shut out, since the exchange was let in, its caller or its route. It is for exchanges
+// that go on for long. The caller is judged as of then: that a token has expired meanwhile is another matter.
+func (x *Exchange) Revoked() bool {
+	set := x.server.denied.Load()
+	if x.handed || set == x.denied {
+		return false
+	}
+	x.denied = set
+	if set.Route(x.match.Route.ID) {
+		return true
+	}
+	if x.match.Route.Policy < 0 {
+		return false
+	}
+	var id Identity
+	why, _ := x.server.opts.Auth.Authenticate(&x.credentials, &id, x.Start)
+	return why == reason.Denied
 }

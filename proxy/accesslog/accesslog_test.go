@@ -41,6 +41,11 @@ func TestALineIsOneJSONObjectOfAtMost500Bytes(t *testing.T) {
 	if len(line) > 500 || m["ms"] != 1.235 || m["reason"] != "rate_consumer" || m["time"] != "2027-01-15T08:00:00.123Z" {
 		t.Errorf("%d bytes: %s", len(line), line)
 	}
+	tunnel := typical()
+	tunnel.Status, tunnel.Reason, tunnel.Open = 101, reason.None, 90*time.Second
+	if line := new(scratch).write(tunnel); !bytes.Contains(line, []byte(`"status":101,`)) || !bytes.Contains(line, []byte(`"ms":1.235,"open_ms":90000.000,`)) || len(line) > 500 {
+		t.Errorf("%d bytes: %s", len(line), line)
+	}
 	empty := new(scratch).write(&proxy.Record{})
 	if err := json.Unmarshal(empty, &m); err != nil {
 		t.Errorf("%s: %v", empty, err)

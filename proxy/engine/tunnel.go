@@ -65,6 +65,9 @@ func (c *conn) carry(up *upstream.Conn) {
 // frame, and for the upstream's to that.
 const closeTime = 2 * time.Second
 
+// lookAgain is how soon a tunnel hears of the denylist (D6).
+const lookAgain = time.Second
+
 // tunnelEnd is when a tunnel that is there now should end: at its age, or soon when the node is being left. Then ends are
 // spread, because every client comes back with a handshake: over half of the time to the hard stop in a drain, else over
 // a time that clients of a cell that is being evacuated won't notice.
@@ -81,7 +84,7 @@ func (e *Engine) tunnelEnd(now time.Time) time.Time {
 // tunnel is one connection that has left HTTP: two copies, each reading nothing before the other side has taken what came
 // before, and a timer that ends it. While it is open neither copy has a deadline.
 //
-//	open ──age, drain, silence──▶ asked ──between two frames──▶ said ──both ends, or closeTime after asked──▶ cut
+//	open ──age, drain, silence, denial──▶ asked ──between two frames──▶ said ──both ends, or closeTime after asked──▶ cut
 type tunnel struct {
 	x      *proxy.Exchange
 	cl     pipe
@@ -178,19 +181,18 @@ func (t *tunnel) due(now time.Time) (code uint32, over bool) {
 	if t.timer == nil {
 		return 0, false
 	}
-	quiet := time.Unix(0, t.active.Load()).Add(t.idle)
+	left, quiet := t.end.Sub(now), time.Unix(0, t.active.Load()).Add(t.idle).Sub(now)
 	switch {
 	case !t.asked.IsZero():
 		return 0, true
-	case !now.Before(t.end):
+	case left <= 0:
 		code = websocket.ServiceRestart
-	case !now.Before(quiet):
+	case quiet <= 0:
 		code = websocket.GoingAway
-	case quiet.Before(t.end):
-		t.timer.Reset(quiet.Sub(now))
-		return 0, false
+	case t.x.Revoked():
+		code = websocket.PolicyViolation
 	default:
-		t.timer.Reset(t.end.Sub(now))
+		t.timer.Reset(min(left, quiet, lookAgain))
 		return 0, false
 	}
 	t.asked = now

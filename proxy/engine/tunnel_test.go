@@ -13,9 +13,12 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/cellgate/cellgate/denylist"
+	"github.com/cellgate/cellgate/proxy"
 	. "github.com/cellgate/cellgate/proxy/engine"
 	"github.com/cellgate/cellgate/reason"
 )
@@ -445,6 +448,45 @@ func TestDrainAsksWebSocketsToReconnectBetweenFrames(t *testing.T) {
 				}
 			})
 		}
+	})
+}
+
+// door lets everybody in but those who say "Bearer out" once out is set.
+type door struct{ out atomic.Bool }
+
+func (d *door) Authenticate(c *proxy.Credentials, _ *proxy.Identity, _ time.Time) (reason.Reason, <-chan struct{}) {
+	if d.out.Load() && string(c.Authorization) == "Bearer out" {
+		return reason.Denied, nil
+	}
+	return reason.None, nil
+}
+
+// D6: who is shut out leaves within two seconds, also over a connection that was opened before.
+func TestADeniedCallersWebSocketIsClosed(t *testing.T) {
+	each(t, func(t *testing.T, start starter) {
+		d := new(door)
+		w := start(t, opened(t, func(_ int, c *raw) { _, _ = io.Copy(c, c.r) }), setup{auth: d, document: `
+version: v1
+routes:
+  - {id: closed, match: {host: a.example, path: /chat}, upstream: up, auth: jwt}
+  - {id: off, match: {host: a.example, path: /off}, upstream: up}
+upstreams: [{id: up, endpoints: ["UP"]}]
+policies: [{id: jwt, jwt: {issuer: "https://i.example", audience: a, jwks: "https://i.example/keys"}}]
+`})
+		open := func(path, token string) *raw {
+			c := w.dial().send(strings.Replace(strings.Replace(handshake, "/chat", path, 1), "\r\n\r\n", "\r\nAuthorization: Bearer "+token+"\r\n\r\n", 1))
+			c.upgraded()
+			return c
+		}
+		caller, other, route := open("/chat", "out"), open("/chat", "in"), open("/off", "in")
+		d.out.Store(true)
+		w.server.Deny(denylist.Compile([]denylist.Entry{{Kind: denylist.Route, ID: "off"}}))
+		for _, c := range []*raw{caller, route} {
+			if code := c.closeFrame(); code != 1008 {
+				t.Fatal(code)
+			}
+		}
+		other.send("still here").expect("still here")
 	})
 }
 

@@ -2,10 +2,11 @@ package websocket
 
 import "encoding/binary"
 
-// The status codes of close frames that a gateway gives (RFC 6455, section 7.4.1; the IANA registry for the second).
+// The status codes of close frames that a gateway gives (RFC 6455, section 7.4.1; the IANA registry for the last).
 const (
-	GoingAway      = 1001 // nothing was said for too long
-	ServiceRestart = 1012 // come back, at a moment of your own: this end is about to go
+	GoingAway       = 1001 // nothing was said for too long
+	PolicyViolation = 1008 // the caller may not be here any more
+	ServiceRestart  = 1012 // come back, at a moment of your own: this end is about to go
 )
 
 // Frames follows the frames of one direction of a stream (RFC 6455, section 5.2). The zero value stands at its beginning.
