@@ -16,6 +16,7 @@ import (
 	"github.com/cellgate/cellgate/regionctl/fleet"
 	"github.com/cellgate/cellgate/snapshot"
 	"github.com/cellgate/cellgate/store"
+	"github.com/cellgate/cellgate/trust"
 )
 
 const (
@@ -173,7 +174,7 @@ func (c *Controller) deny(r *call, req DenyRequest, e denylist.Entry, verb strin
 		return nil, err
 	}
 	answer.Reached = append([]RegionReach{reach}, c.tellAll(r.Context(), nil, []denylist.Entry{e})...)
-	if err := c.heldBySomebody(answer.Reached); err != nil {
+	if err := c.heldBySomebody(answer.Reached, trust.RoleProxy); err != nil {
 		return nil, err
 	}
 	if !e.Removed {

@@ -239,7 +239,7 @@ func TestAnOrderThatNobodyKeepsIsNotTaken(t *testing.T) {
 	deny := DenyRequest{Kind: "user", ID: "mallory", Reason: "x"}
 	orders := map[string]any{"/v1/denials": deny, "/v1/evacuations": EvacuateRequest{What: "eu-west/a", Reason: "x", Over: "0s", BreakGlass: true}}
 	for path, order := range orders {
-		if code, f := w.ask("eu-west", "POST", path, order, nil); code != 503 || f.Reason != "not_kept" {
+		if code, f := w.send(w.request("eu-west", "POST", path, order), nil); code != 503 || f.Reason != "not_kept" {
 			t.Errorf("%s with no store, no other region and no node: %d %v", path, code, f)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/nodeapi"
 	"github.com/cellgate/cellgate/store"
+	"github.com/cellgate/cellgate/trust"
 )
 
 // maxRegional bounds the orders that are kept outside of the global store.
@@ -66,7 +67,7 @@ func (c *Controller) evacuateRegionally(r *call, ids []cells.CellID, order cells
 	audit := AuditEntry{Who: r.who, What: "evacuate (break glass, regional)", On: join(ids), Why: order.Reason, After: fmt.Sprintf("over %s, until %s", order.Over, order.Expires.Format(time.RFC3339))}
 	reached, err := c.propose(r.Context(), answer.Orders, audit)
 	if err == nil {
-		err = c.heldBySomebody(reached)
+		err = c.heldBySomebody(reached, trust.RoleProxy, trust.RoleRouter)
 	}
 	if err != nil {
 		return nil, err
@@ -77,15 +78,17 @@ func (c *Controller) evacuateRegionally(r *call, ids []cells.CellID, order cells
 }
 
 // heldBySomebody keeps this controller from saying that an order holds which is in its own memory alone: no store took it, no
-// other region, and no process is attached to hear of it. A controller that stops has let all of them go.
-func (c *Controller) heldBySomebody(reached []RegionReach) error {
+// other region, and no process of those that hear of it is attached. A controller that stops has let all of them go.
+func (c *Controller) heldBySomebody(reached []RegionReach, hearers ...trust.Role) error {
 	for _, r := range reached {
 		if r.Taken && (r.Stored || r.Region != c.opt.Region) {
 			return nil
 		}
 	}
-	if len(c.nodes.Attached()) > 0 {
-		return nil
+	for _, id := range c.nodes.Attached() {
+		if slices.Contains(hearers, id.Role) {
+			return nil
+		}
 	}
 	return fault(503, "not_kept", "Nobody but this controller's memory has the order",
 		"the region's store does not answer, no other region was reached and no node is attached: give the order again")
@@ -224,7 +227,7 @@ func (c *Controller) restoreRegionally(r *call, req RestoreRequest, ids []cells.
 		return nil, err
 	}
 	answer.Reached = append([]RegionReach{reach}, c.tellAll(r.Context(), answer.Orders, nil)...)
-	if err := c.heldBySomebody(answer.Reached); err != nil {
+	if err := c.heldBySomebody(answer.Reached, trust.RoleProxy, trust.RoleRouter); err != nil {
 		return nil, err
 	}
 	c.log.Warn("restoration ordered through the regions", "what", req.What, "by", r.who)

@@ -65,7 +65,7 @@ func TestEvacuationChangesThePlanAndRestores(t *testing.T) {
 		}
 		return CellStatus{}
 	}
-	if s := cell("eu-west/a").State; s != cells.Evacuating {
+	if s := cell("eu-west/a").State; s != cells.Evacuating && s != cells.Evacuated { // a busy machine asks late
 		t.Fatalf("state %s", s)
 	}
 	w.eventually("evacuated, no slot left", 10*time.Second, func() bool {

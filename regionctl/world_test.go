@@ -392,12 +392,11 @@ func (w *world) startProber(id cells.RegionID) {
 // gives an order again that nobody has kept: on a busy machine a store may be slow to take it.
 func (w *world) ask(id cells.RegionID, method, path string, in, out any) (code int, f *Fault) {
 	w.t.Helper()
-	for range 5 {
-		if code, f = w.send(w.request(id, method, path, in), out); f == nil || f.Reason != "not_kept" {
-			break
+	for end := time.Now().Add(slack * 10 * time.Second); ; {
+		if code, f = w.send(w.request(id, method, path, in), out); f == nil || f.Reason != "not_kept" || time.Now().After(end) {
+			return code, f
 		}
 	}
-	return code, f
 }
 
 // request is an authenticated request; in is a document, or bytes that are sent as they are.
