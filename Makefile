@@ -14,7 +14,7 @@ CC_FOUND := $(shell command -v $$($(GO) env CC) 2>/dev/null)
 RACE     := $(if $(CC_FOUND),-race,)
 UNIT      = $(shell $(GO) list ./... | grep -v '/test/')
 
-.PHONY: all build up down test unit e2e e2e-long h2spec h3smoke check lint fuzz bench bench-http bench-dns simulate soak drills clean
+.PHONY: all build up down test unit unit-long e2e e2e-long e2e-judge h2spec h3smoke check lint fuzz bench bench-http bench-dns simulate soak drills clean
 
 # What `make soak` does to a world is its seed's (0 = a new one), for SOAK_TIME.
 SOAK_SEED ?= 0
@@ -57,6 +57,14 @@ h2spec:
 # HTTP/3 with a client of other hands; needs gtlsclient (Debian: ngtcp2-client), openssl and curl.
 h3smoke:
 	test/h3smoke/run.sh
+
+# Bad and good versions on real processes, each of which the judge must stop at its canary or let pass: about ten minutes.
+e2e-judge: build
+	CELLGATE_TEST_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 30m -tags long -v -run JudgeStops ./test/e2e
+
+# Every point at which a leader may die, and more worlds and rollouts than `make unit` plays: a few minutes.
+unit-long:
+	$(GO) test -count=1 -timeout 30m -tags long ./regionctl/rollout ./sim/rollout
 
 check: lint test fuzz
 

@@ -53,6 +53,7 @@ type table struct {
 	program *program.Program
 	share   int
 	pools   []*upstream.Pool
+	second  *second // nil = there is nobody to ask
 }
 
 // New makes a server that serves nothing until Apply.
@@ -73,7 +74,13 @@ func (s *Server) Apply(p *program.Program, share int) error {
 	if err != nil {
 		return fmt.Errorf("proxy: apply snapshot %d: %w", p.Number, err)
 	}
-	s.table.Store(&table{program: p, share: max(share, 1), pools: pools})
+	next := &table{program: p, share: max(share, 1), pools: pools}
+	if old := s.table.Load(); old != nil && old.program == p {
+		next.second = old.second
+	} else if old != nil {
+		next.second = newSecond(old.program, p, s.now())
+	}
+	s.table.Store(next)
 	s.pools.Retire(pools)
 	return nil
 }
@@ -132,6 +139,7 @@ func (s *Server) Run(ctx context.Context) error {
 			return nil
 		case now := <-tick.C:
 			s.pools.Sweep(now)
+			s.forget(now)
 		}
 	}
 }

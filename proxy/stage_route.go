@@ -32,6 +32,7 @@ func target(x *Exchange) Verdict {
 func matchRoute(x *Exchange) Verdict {
 	x.lookup = program.Request{Host: x.host, Method: text(x.Request.Method()), Path: x.path, Query: x.query, Headers: (*headers)(x)}
 	if why := x.table.program.Lookup(&x.lookup, &x.match); why != reason.None {
+		x.doubt()
 		return x.refuse(why)
 	}
 	timeout := x.match.Route.Timeout

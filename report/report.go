@@ -46,6 +46,8 @@ type Counts struct {
 	Upstream uint64 `json:"upstream,omitempty"`
 	Auth     uint64 `json:"auth,omitempty"`
 	NoRoute  uint64 `json:"no_route,omitempty"`
+	// Missing are the upstreams' answers 404, 405 and 410.
+	Missing uint64 `json:"missing,omitempty"`
 	// Limited are 429 answers, Shed are 503 answers for want of capacity.
 	Limited uint64 `json:"limited,omitempty"`
 	Shed    uint64 `json:"shed,omitempty"`
@@ -58,6 +60,7 @@ func (c *Counts) Add(b Counts) {
 	c.Upstream += b.Upstream
 	c.Auth += b.Auth
 	c.NoRoute += b.NoRoute
+	c.Missing += b.Missing
 	c.Limited += b.Limited
 	c.Shed += b.Shed
 }
@@ -81,6 +84,9 @@ type Node struct {
 	RSS         int64         `json:"rss_bytes"`
 	// Busy are the routes that carried at least a two-hundredth of the requests of the last ten seconds or so.
 	Busy Busy `json:"busy,omitzero"`
+
+	// Change compares the contents that are served with those before; nil when the process has served no others lately.
+	Change *Change `json:"change,omitempty"`
 
 	// Services are the parts of the traffic by upstream, Hosts by the host that was asked for; sorted by id, at most
 	// MaxStrata each. Empty from nodes that don't tell them.
@@ -140,8 +146,8 @@ func DecodeNode(b []byte) (Node, error) {
 	if n.Form < 1 || n.Form > Form || n.ID == "" {
 		return Node{}, fmt.Errorf("report: form %d of node %q is not readable here", n.Form, n.ID)
 	}
-	if !n.fits() {
-		return Node{}, fmt.Errorf("report: the strata of node %q are beyond their bounds", n.ID)
+	if !n.fits() || !n.Change.fits() {
+		return Node{}, fmt.Errorf("report: the strata or changed routes of node %q are beyond their bounds", n.ID)
 	}
 	return n, nil
 }

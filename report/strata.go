@@ -41,9 +41,9 @@ func (s *Stratum) Add(b Stratum) {
 	}
 }
 
-// Failed is the number of exchanges that were somebody's failure or a refusal.
+// Failed is the number of exchanges that were somebody's failure, a refusal or not found.
 func (c Counts) Failed() uint64 {
-	return c.Gateway + c.Upstream + c.Auth + c.NoRoute + c.Limited + c.Shed
+	return c.Gateway + c.Upstream + c.Auth + c.NoRoute + c.Missing + c.Limited + c.Shed
 }
 
 // Span is a Sketch without the empty buckets at its start.

@@ -97,16 +97,18 @@ func bit(b bool) uint64 {
 	return 0
 }
 
-// ReadRoutes calls each for every route of a stored host shard, in order of id. The Route and its slices are reused
-// between calls; its strings share one copy of the blob. Anything damaged is an error, also after some calls.
-func ReadRoutes(blob []byte, each func(*Route) error) error {
+// ReadRoutes calls each for every route of a stored host shard, in order of id, with its record, which is equal for equal
+// routes. The Route and its slices are reused between calls; its strings share one copy of the blob. Anything damaged is an
+// error, also after some calls.
+func ReadRoutes(blob []byte, each func(r *Route, record string) error) error {
 	if len(blob) < len(routeMagic) || string(blob[:len(routeMagic)]) != routeMagic {
 		return fmt.Errorf("%w: not form %d", errShard, Form)
 	}
 	rest := routeReader{s: string(blob[len(routeMagic):])}
 	var r Route
 	for last := ""; rest.s != ""; last = r.ID {
-		record := routeReader{s: rest.string()}
+		whole := rest.string()
+		record := routeReader{s: whole}
 		if rest.bad {
 			return errShard
 		}
@@ -114,7 +116,7 @@ func ReadRoutes(blob []byte, each func(*Route) error) error {
 		if record.bad || cmp.Compare(last, r.ID) >= 0 {
 			return errShard
 		}
-		if err := each(&r); err != nil {
+		if err := each(&r, whole); err != nil {
 			return err
 		}
 	}

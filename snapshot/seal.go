@@ -192,7 +192,7 @@ func Open(s *Snapshot) (*Config, error) {
 		if !strings.HasPrefix(shard.Key, HostPrefix) {
 			continue
 		}
-		err := ReadRoutes(s.Blobs[shard.Digest], func(r *Route) error {
+		err := ReadRoutes(s.Blobs[shard.Digest], func(r *Route, _ string) error {
 			cfg.Routes = append(cfg.Routes, r.clone())
 			return nil
 		})

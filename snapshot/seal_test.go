@@ -180,7 +180,7 @@ func TestALaterWriterMayAppendFields(t *testing.T) {
 	w.uint(uint64(len(record)))
 	blob := append(w.b, record...)
 	var got []Route
-	if err := ReadRoutes(blob, func(r *Route) error { got = append(got, r.clone()); return nil }); err != nil {
+	if err := ReadRoutes(blob, func(r *Route, _ string) error { got = append(got, r.clone()); return nil }); err != nil {
 		t.Fatal(err)
 	}
 	if len(got) != 1 || !reflect.DeepEqual(got[0], r) {
@@ -207,7 +207,7 @@ func TestRoutesSurviveTheirStoredForm(t *testing.T) {
 		}
 		slices.SortFunc(want, func(a, b Route) int { return strings.Compare(a.ID, b.ID) })
 		var got []Route
-		if err := ReadRoutes(EncodeRoutes(want), func(r *Route) error { got = append(got, r.clone()); return nil }); err != nil {
+		if err := ReadRoutes(EncodeRoutes(want), func(r *Route, _ string) error { got = append(got, r.clone()); return nil }); err != nil {
 			t.Fatal(err)
 		}
 		if !reflect.DeepEqual(got, want) {
@@ -223,11 +223,11 @@ func FuzzReadRoutes(f *testing.F) {
 	f.Add([]byte(routeMagic))
 	f.Fuzz(func(t *testing.T, blob []byte) {
 		var read []Route
-		if err := ReadRoutes(blob, func(r *Route) error { read = append(read, r.clone()); return nil }); err != nil {
+		if err := ReadRoutes(blob, func(r *Route, _ string) error { read = append(read, r.clone()); return nil }); err != nil {
 			return
 		}
 		var again []Route
-		if err := ReadRoutes(EncodeRoutes(read), func(r *Route) error { again = append(again, r.clone()); return nil }); err != nil {
+		if err := ReadRoutes(EncodeRoutes(read), func(r *Route, _ string) error { again = append(again, r.clone()); return nil }); err != nil {
 			t.Fatal(err)
 		}
 		if !reflect.DeepEqual(read, again) {

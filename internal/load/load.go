@@ -35,6 +35,7 @@ type Config struct {
 	Token   string
 	Roots   *x509.CertPool
 	Clients []netip.Prefix // one entry per client: its subnet
+	At      netip.AddrPort // where all requests go, if it is valid; DNS is not asked then
 	HTTP2   bool
 	// Every is how often each client sends a request.
 	Every time.Duration
@@ -130,6 +131,9 @@ func newClient(c Config, subnet netip.Prefix) *client {
 		ForceAttemptHTTP2:   c.HTTP2,
 		MaxIdleConnsPerHost: 4,
 		DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
+			if c.At.IsValid() {
+				return new(net.Dialer).DialContext(ctx, network, c.At.String())
+			}
 			addr, err := res.address(ctx)
 			if err != nil {
 				return nil, err

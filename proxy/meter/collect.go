@@ -141,6 +141,9 @@ func (m *Meter) forget(before time.Time) {
 	if len(routes)+len(callers) == 0 {
 		return
 	}
+	for _, n := range routes {
+		m.seen[n].Store(nil)
+	}
 	for i := range m.shards {
 		s := &m.shards[i]
 		s.mu.Lock()

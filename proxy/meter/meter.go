@@ -14,6 +14,7 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cellgate/cellgate/proxy"
@@ -58,6 +59,7 @@ type Meter struct {
 	services kind
 	hosts    kind
 	expired  time.Time // written by: Window
+	seen     [maxRoutes + 1]atomic.Pointer[Witness]
 }
 
 var _ proxy.Recorder = (*Meter)(nil)
@@ -134,6 +136,7 @@ func (m *Meter) Record(r *proxy.Record) {
 	service, host := m.strataOf(r)
 	var what report.Counts
 	tally(&what, r)
+	m.witness(route, r)
 	s := &m.shards[rand.Uint32()&m.mask]
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -204,6 +207,8 @@ func tally(c *report.Counts, r *proxy.Record) {
 		c.NoRoute++
 	case why >= reason.TokenMissing && why <= reason.ScopeMissing:
 		c.Auth++
+	case why == reason.None && (r.Status == 404 || r.Status == 405 || r.Status == 410):
+		c.Missing++
 	case why == reason.DeadlineExpired || why == reason.RouteDenied || r.Status < 500:
 	case why.Gateway():
 		c.Gateway++

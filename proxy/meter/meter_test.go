@@ -117,7 +117,7 @@ func TestEveryReasonIsSomebodysOrNobodysFailure(t *testing.T) {
 		status int
 		why    reason.Reason
 	}{
-		{200, reason.None}, {404, reason.None}, {502, reason.None}, {503, reason.NoEndpoint}, {504, reason.UpstreamTimeout},
+		{200, reason.None}, {404, reason.None}, {400, reason.None}, {502, reason.None}, {503, reason.NoEndpoint}, {504, reason.UpstreamTimeout},
 		{500, reason.Internal}, {503, reason.Draining}, {504, reason.TotalTimeout}, {503, reason.Overloaded},
 		{401, reason.TokenMissing}, {403, reason.ScopeMissing}, {503, reason.AuthUnavailable}, {404, reason.NoRoute}, {405, reason.MethodNotAllowed},
 		{429, reason.RateTenant}, {429, reason.RateUser}, {400, reason.BadRequest}, {499, reason.ClientGone}, {504, reason.DeadlineExpired},
@@ -126,7 +126,7 @@ func TestEveryReasonIsSomebodysOrNobodysFailure(t *testing.T) {
 	}
 	m.Record(&proxy.Record{Path: proxy.ReadyPath, Status: 200})
 	c := m.Window(time.Now()).Counts
-	if c.Requests != 19 || c.Upstream != 3 || c.Gateway != 3 || c.Shed != 1 || c.Auth != 3 || c.NoRoute != 2 || c.Limited != 2 {
+	if c.Requests != 20 || c.Missing != 1 || c.Upstream != 3 || c.Gateway != 3 || c.Shed != 1 || c.Auth != 3 || c.NoRoute != 2 || c.Limited != 2 {
 		t.Errorf("%+v", c)
 	}
 	if w := m.Window(time.Now()); w.Counts.Requests != 0 || w.Latency.Count() != 0 {

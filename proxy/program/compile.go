@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"hash"
+	"hash/fnv"
+	"io"
 	"slices"
 	"strings"
 
@@ -140,13 +142,13 @@ func compileShard(digest snapshot.Digest, blob []byte, names *resolver, old *sha
 	} else {
 		b = route.NewBuilder()
 	}
-	err := snapshot.ReadRoutes(blob, func(r *snapshot.Route) error {
+	err := snapshot.ReadRoutes(blob, func(r *snapshot.Route, record string) error {
 		if b != nil {
 			if err := b.Add(r); err != nil {
 				return fmt.Errorf("%w: %w", errProgram, err)
 			}
 		}
-		return sh.add(r, names)
+		return sh.add(r, record, names)
 	})
 	if err != nil {
 		return nil, err
@@ -159,9 +161,11 @@ func compileShard(digest snapshot.Digest, blob []byte, names *resolver, old *sha
 }
 
 // add appends the compiled route; its Branches are counted only, until link.
-func (sh *shard) add(r *snapshot.Route, names *resolver) error {
+func (sh *shard) add(r *snapshot.Route, record string, names *resolver) error {
+	h := fnv.New64a()
+	_, _ = io.WriteString(h, record) // it never fails
 	to := Route{
-		ID: r.ID, Owner: r.Owner, Sticky: r.Sticky, Policy: -1, Limits: r.Limits,
+		definition: h.Sum64(), ID: r.ID, Owner: r.Owner, Sticky: r.Sticky, Policy: -1, Limits: r.Limits,
 		Timeout:  cmp.Or(r.Timeout, snapshot.DefaultTimeout),
 		Retry:    Retry{Attempts: r.Retry.Attempts, On: conditions(r.Retry.Conditions)},
 		Priority: cmp.Or(r.Priority, cells.PriorityNormal),

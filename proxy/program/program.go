@@ -42,6 +42,8 @@ type Route struct {
 	Retry    Retry
 	Limits   snapshot.Limits
 	Priority cells.Priority
+
+	definition uint64 // hash of what the author wrote
 }
 
 // Branch is one destination of a route.

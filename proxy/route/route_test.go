@@ -344,7 +344,7 @@ func FuzzTable(f *testing.F) {
 	f.Fuzz(func(t *testing.T, blob []byte, p string) {
 		b := NewBuilder()
 		var hosts []string
-		err := snapshot.ReadRoutes(blob, func(r *snapshot.Route) error {
+		err := snapshot.ReadRoutes(blob, func(r *snapshot.Route, _ string) error {
 			hosts = append(hosts, r.Match.Host)
 			return b.Add(r)
 		})

@@ -47,7 +47,8 @@ func (m *machine) judging() bool {
 // world's when the region has none left, without those that are silent. Where a ring is cells, so are the others if there are a few.
 func (m *machine) sides() judge.Sides {
 	s := judge.Sides{Canary: slices.Sorted(maps.Keys(m.Ring.Nodes))}
-	rest := m.rest()
+	rest, veterans := m.rest()
+	s.Veterans = veterans
 	by := map[cells.CellID][]cells.NodeID{}
 	for _, id := range rest {
 		by[id.Cell()] = append(by[id.Cell()], id)
@@ -67,11 +68,19 @@ func (m *machine) sides() judge.Sides {
 // fewCells is how many cells are enough to see how cells differ.
 const fewCells = 3
 
-func (m *machine) rest() []cells.NodeID {
+// rest are the nodes that should run an older version, those of the ring's region if there are any; veterans those outside
+// the ring that run its version already.
+func (m *machine) rest() (rest, veterans []cells.NodeID) {
 	var near, far []cells.NodeID
 	for _, c := range m.ev.Topology.Cells() {
 		for _, n := range c.Nodes {
-			if m.node(n.ID) == m.Version || m.silent(n.ID) {
+			if m.silent(n.ID) {
+				continue
+			}
+			if m.node(n.ID) == m.Version {
+				if _, in := m.Ring.Nodes[n.ID]; !in {
+					veterans = append(veterans, n.ID)
+				}
 				continue
 			}
 			far = append(far, n.ID)
@@ -81,7 +90,7 @@ func (m *machine) rest() []cells.NodeID {
 		}
 	}
 	if len(near) > 0 {
-		return near
+		return near, veterans
 	}
-	return far
+	return far, veterans
 }

@@ -6,10 +6,12 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/health"
+	"github.com/cellgate/cellgate/report"
 )
 
 // nextRing is the first ring of the world, in the order of the topology, that does not run the version yet.
@@ -206,6 +208,9 @@ func (m *machine) worse() string {
 	if why := m.refusedBy(m.Ring.Skipped); why != "" {
 		return why
 	}
+	if why := m.contradicted(); why != "" {
+		return why
+	}
 	if m.Phase == Baking && m.Ring.Kind != RingNode {
 		for _, cell := range m.Ring.Cells {
 			if m.ev.Probes[cell] == health.Unhealthy {
@@ -249,6 +254,71 @@ func (m *machine) refusedBy(ids []cells.NodeID) string {
 // refuses says that the node knows the version and has answered no.
 func (m *machine) refuses(n Node) bool {
 	return n.Report.Snapshot.Nack != "" && n.Report.Snapshot.Known == m.Version.Number && n.At.After(m.Ring.Released)
+}
+
+// What a changed route needs, and what contradicts a version.
+const (
+	changedAsked   = 20 // requests of each changed route without which there is not enough evidence
+	contradictions = 3  // requests that were let through before and are refused now
+)
+
+// changes calls each for what the ring's nodes say of the version that they serve beside the one before it.
+func (m *machine) changes(each func(*report.Change)) {
+	for id := range m.Ring.Nodes {
+		n, ok := m.ev.Nodes[id]
+		if c := n.Report.Change; ok && c != nil && c.Version == m.Version.Number && n.Report.Snapshot.Served == m.Version.Number {
+			each(c)
+		}
+	}
+}
+
+// contradicted says which requests the version refuses that the one before it let through, though it has their route.
+func (m *machine) contradicted() string {
+	if m.Ring.Baked.IsZero() {
+		return ""
+	}
+	refused, lost := map[string]uint64{}, map[string]bool{}
+	m.changes(func(c *report.Change) {
+		for route, n := range c.Refused {
+			refused[route] += min(n, 1e9)
+		}
+		for _, route := range c.Lost {
+			lost[route] = true
+		}
+	})
+	for _, route := range slices.Sorted(maps.Keys(lost)) {
+		return fmt.Sprintf("it has no route for a request that route %s answered lately", route)
+	}
+	for _, route := range slices.Sorted(maps.Keys(refused)) {
+		if n := refused[route]; n >= contradictions {
+			return fmt.Sprintf("it refuses what the version before let through: %d requests of route %s", n, route)
+		}
+	}
+	return ""
+}
+
+// unasked says which changed routes had too few requests for anything to be known of them; empty = none.
+func (m *machine) unasked() string {
+	asked := map[string]uint64{}
+	m.changes(func(c *report.Change) {
+		for route, n := range c.Asked {
+			asked[route] += min(n, 1e9)
+		}
+	})
+	var few []string
+	for _, route := range slices.Sorted(maps.Keys(asked)) {
+		if n := asked[route]; n < changedAsked {
+			few = append(few, fmt.Sprintf("%s has had %d", route, n))
+		}
+	}
+	if len(few) == 0 {
+		return ""
+	}
+	const show = 4
+	if more := len(few) - show; more > 0 {
+		few = append(few[:show:show], fmt.Sprintf("%d more", more))
+	}
+	return fmt.Sprintf("%d requests of each changed route are needed: %s", changedAsked, strings.Join(few, ", "))
 }
 
 // synthetics is the worst verdict of the probers on the ring's cells.

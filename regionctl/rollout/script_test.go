@@ -42,6 +42,7 @@ type world struct {
 	// contents[n] is what version n holds, named by the number that held it first.
 	contents map[uint64]uint64
 	bad      map[uint64]map[string]float64 // contents → faults
+	change   map[uint64]report.Change      // contents → what nodes say of them beside those before
 	nack     map[uint64]string
 	crashes  map[uint64]bool    // contents that kill a node that loads them
 	services map[string]float64 // shares of the traffic; none = nodes don't tell strata
@@ -71,7 +72,7 @@ func newWorld(t testing.TB) *world {
 	begin := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	return &world{
 		t: t, now: begin, began: begin, nodes: map[cells.NodeID]*node{}, contents: map[uint64]uint64{},
-		bad: map[uint64]map[string]float64{}, nack: map[uint64]string{}, crashes: map[uint64]bool{}, deaf: map[cells.RegionID]bool{}, decided: map[int]bool{},
+		bad: map[uint64]map[string]float64{}, change: map[uint64]report.Change{}, nack: map[uint64]string{}, crashes: map[uint64]bool{}, deaf: map[cells.RegionID]bool{}, decided: map[int]bool{},
 		ev: Evidence{Since: begin, Nodes: map[cells.NodeID]Node{}, Probes: map[cells.CellID]health.Status{}},
 	}
 }
@@ -197,6 +198,10 @@ func (w *world) report(id cells.NodeID, n *node) report.Node {
 		ID: id, Boot: fmt.Sprint(n.boot), Seq: n.seq, Window: time.Second, Ready: n.served != 0,
 		Snapshot: report.Snapshot{Known: n.known, Served: n.served, Nack: n.nack},
 	}
+	if c, ok := w.change[w.contents[n.served]]; ok {
+		c.Version = n.served
+		r.Change = &c
+	}
 	faults := w.bad[w.contents[n.served]]
 	if w.services != nil {
 		w.strata(&r, n, faults)
@@ -278,6 +283,16 @@ func (w *world) do(line string) string {
 		w.until(args)
 	case "bad": // CONTENTS cause=rate…
 		w.bad[uint64(atoi(args[0]))] = rates(args[1:])
+	case "asked": // CONTENTS ROUTE=requests on each node…
+		c := w.change[uint64(atoi(args[0]))]
+		c.Asked = counts(args[1:])
+		w.change[uint64(atoi(args[0]))] = c
+	case "refuses": // CONTENTS ROUTE=requests on each node…
+		c := w.change[uint64(atoi(args[0]))]
+		c.Refused = counts(args[1:])
+		w.change[uint64(atoi(args[0]))] = c
+	case "loses": // CONTENTS ROUTE…
+		w.change[uint64(atoi(args[0]))] = report.Change{Lost: args[1:]}
 	case "services": // SERVICE=share…
 		w.services = rates(args)
 	case "common": // cause@SERVICE=rate…, whatever the version; none = over
@@ -326,6 +341,14 @@ func rates(args []string) map[string]float64 {
 	for _, a := range args {
 		k, v, _ := strings.Cut(a, "=")
 		out[k], _ = strconv.ParseFloat(v, 64)
+	}
+	return out
+}
+
+func counts(args []string) map[string]uint64 {
+	out := map[string]uint64{}
+	for k, v := range rates(args) {
+		out[k] = uint64(v)
 	}
 	return out
 }
@@ -447,8 +470,8 @@ func TestKilledLeaderAtAnyStepDecidesTheSame(t *testing.T) {
 			_, plain := play(t, script)
 			want := decisions(plain)
 			for at := 1; at <= plain.ticks; at++ {
-				if at%10 != 0 && !plain.decided[at-1] && !plain.decided[at] && !plain.decided[at+1] {
-					continue // nothing happens around it that does not happen a second later as well
+				if !killedAt(plain, at) {
+					continue
 				}
 				w := newWorld(t)
 				w.crashAt = at
@@ -464,6 +487,15 @@ func TestKilledLeaderAtAnyStepDecidesTheSame(t *testing.T) {
 			}
 		})
 	}
+}
+
+// killedAt leaves out the times around which nothing happens that does not happen a second later as well; without the tag long
+// also those next to a decision.
+func killedAt(w *world, at int) bool {
+	if !full {
+		return w.decided[at] || at%40 == 0
+	}
+	return at%10 == 0 || w.decided[at-1] || w.decided[at] || w.decided[at+1]
 }
 
 func decisions(w *world) []string {

@@ -228,6 +228,9 @@ func (m *machine) baking() {
 		m.rollBack(RolledBack, v.Worse, m.now)
 		return
 	}
+	if few := m.unasked(); few != "" {
+		v.Enough, v.Summary = false, v.Summary+"; "+few
+	}
 	age := m.now.Sub(m.Ring.Baked)
 	switch {
 	case age < m.cfg.Bake:

@@ -5,9 +5,14 @@ import (
 	"time"
 )
 
-// The figures of docs/rollout-judge.md, loosely, from a few seeded rollouts.
+// The figures of docs/rollout-judge.md, loosely, from a few seeded rollouts; with the tag long from more, and by
+// `make simulate` from all.
 func TestGoodVersionsAreHardlyEverBlamed(t *testing.T) {
-	s := Summarize(Good(), Run(Good(), 60, 300, 2))
+	n := 12
+	if full {
+		n = 200
+	}
+	s := Summarize(Good(), Run(Good(), n, 1, 2))
 	if s.Convicted > 0.02 {
 		t.Errorf("%.1f%% of good rollouts were blamed: %s", 100*s.Convicted, s.Causes)
 	}
@@ -27,14 +32,20 @@ func TestBadVersionsAreFoundInTime(t *testing.T) {
 		"latency × 2":                               10 * time.Second,
 		"slowest 4% × 2":                            50 * time.Second,
 		"30% of one service with 4% of the traffic": 20 * time.Second,
-		"+50 points, 2 requests/s a node":           40 * time.Second,
+		"half of one service with 4% of the traffic is answered 404 by its upstream": 14 * time.Second,
+		"half of the requests need a new connection":                                 30 * time.Second,
+		"+50 points, 2 requests/s a node":                                            40 * time.Second,
+	}
+	n := 3
+	if full {
+		n = 10
 	}
 	for _, f := range Faults() {
 		limit, ok := within[f.Name]
 		if !ok {
 			continue
 		}
-		s := Summarize(f, Run(f, 6, 1, 2))
+		s := Summarize(f, Run(f, n, 1, 2))
 		if s.P50 < 0 || s.P50 > limit || s.Passed > 0 {
 			t.Errorf("%s: found %.0f%%, half of them within %v, passed %.0f%%", f.Name, 100*s.Convicted, s.P50, 100*s.Passed)
 		}
@@ -50,7 +61,7 @@ func TestHardlyAnyTrafficIsNeverEnough(t *testing.T) {
 		if f.Load != .01 || f.Upstream == 0 {
 			continue
 		}
-		if s := Summarize(f, Run(f, 20, 1, 2)); s.Passed > 0 {
+		if s := Summarize(f, Run(f, 10, 1, 2)); s.Passed > 0 {
 			t.Errorf("%s: passed in %.0f%%", f.Name, 100*s.Passed)
 		}
 	}

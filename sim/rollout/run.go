@@ -18,9 +18,11 @@ type Fault struct {
 	Start int // window after the swap in which it begins
 
 	Upstream, Gateway float64 // added failures, as a share of the requests
-	Only              int     // of this service alone; 0 = of all
+	Missing           float64 // added answers 404 of the upstreams
+	Only              int     // Upstream and Missing of this service alone; 0 = of all
 	Auth              float64 // factor on authentication refusals
 	NoRoute           float64 // requests per second whose route is gone
+	Cold              float64 // share of the requests that need a new connection, for good
 	Tail, Slow        float64 // factor on the latency of the slowest 4%, of all
 	CPU, Leak         float64 // more CPU time per request; growth of memory per minute
 	Traffic           float64 // factor on the canary's traffic; 0 = 1
@@ -47,6 +49,8 @@ func Faults() []Fault {
 		{Name: "a route is gone, 1 request/s", NoRoute: 1},
 		{Name: "a route is gone, 0.2/s", NoRoute: .2},
 		{Name: "a route is gone, 0.03/s", NoRoute: .03},
+		{Name: "half of one service with 4% of the traffic is answered 404 by its upstream", Missing: .5, Only: 5},
+		{Name: "half of the requests need a new connection", Cold: .5},
 		{Name: "latency × 2", Slow: 2},
 		{Name: "latency × 1.5", Slow: 1.5},
 		{Name: "latency × 1.2", Slow: 1.2},

@@ -32,6 +32,7 @@ const (
 	auth
 	noRoute
 	rejects
+	missing
 	nCauses
 )
 
@@ -101,6 +102,7 @@ func (w *world) services() {
 		w.base[upstream][s] = math.Min(.05, math.Exp(math.Log(.004)+.9*w.r.NormFloat64()))
 		w.base[auth][s] = math.Exp(math.Log(.01) + .7*w.r.NormFloat64())
 		w.base[noRoute][s], w.base[rejects][s] = .004, .008
+		w.base[missing][s] = math.Min(.2, math.Exp(math.Log(.01)+w.r.NormFloat64()))
 	}
 }
 
@@ -189,6 +191,9 @@ func (w *world) report(i, t int) report.Node {
 	if n.canary && w.Cold && t >= 0 {
 		n.cold = .25 * math.Exp(-float64(t)*window.Seconds()/5)
 	}
+	if n.on {
+		n.cold = math.Max(n.cold, f.Cold)
+	}
 	id := cells.NodeID(fmt.Sprintf("eu/a/%d", i))
 	out := report.Node{Form: report.Form, ID: id, Boot: "1", Seq: w.seq, Window: window, Ready: true}
 	for s := range nServices {
@@ -219,8 +224,8 @@ func (w *world) stratum(i, s int, level float64, n *now) (service, host report.S
 		}
 	}
 	name := fmt.Sprintf("s%02d", s)
-	service = report.Stratum{ID: name, Counts: report.Counts{Requests: requests, Gateway: k[gateway], Upstream: k[upstream], Auth: k[auth], Limited: k[rejects]}}
-	host = report.Stratum{ID: name + ".example", Counts: report.Counts{Requests: requests, NoRoute: k[noRoute]}}
+	service = report.Stratum{ID: name, Counts: report.Counts{Requests: requests, Gateway: k[gateway], Upstream: k[upstream], Auth: k[auth], Limited: k[rejects], Missing: k[missing]}}
+	host = report.Stratum{ID: name + ".example", Counts: report.Counts{Requests: requests, NoRoute: k[noRoute], Missing: k[missing]}}
 	service.Warm, service.Cold = w.latencies(i, s, requests, n)
 	return service, host
 }
@@ -242,6 +247,10 @@ func (w *world) rate(c, i, s int, n *now) float64 {
 		}
 		if n.on && (f.Only == 0 || f.Only == s) {
 			p += f.Upstream
+		}
+	case missing:
+		if n.on && (f.Only == 0 || f.Only == s) {
+			p += f.Missing
 		}
 	case auth:
 		if n.on && f.Auth > 0 {

@@ -37,7 +37,7 @@ func main() {
 		}
 		s := rollout.Summarize(f, results)
 		fmt.Println(s.Row())
-		if f.Upstream+f.Gateway+f.Auth+f.NoRoute+f.Slow+f.Tail+f.CPU+f.Leak == 0 {
+		if f.Upstream+f.Gateway+f.Missing+f.Cold+f.Auth+f.NoRoute+f.Slow+f.Tail+f.CPU+f.Leak == 0 {
 			for _, kind := range slices.Sorted(maps.Keys(s.By)) {
 				by := s.By[kind]
 				fmt.Printf("| – %s | %d | %.2f%% | | | | | |\n", kind, by[1], 100*float64(by[0])/float64(max(by[1], 1)))

@@ -41,9 +41,15 @@ type Timing struct {
 	UpAfter   time.Duration `json:"up_after_ns"`   // 20 s
 	// FlapCap bounds the growing wait of a flapping cell; 900 s.
 	FlapCap time.Duration `json:"flap_cap_ns"`
-	// OnInsufficient is what a bake without enough evidence does: "hold" or "proceed-if-synthetics-pass".
+	// OnInsufficient is what a bake without enough evidence does.
 	OnInsufficient string `json:"on_insufficient"`
 }
+
+// What OnInsufficient may be; empty is hold.
+const (
+	OnInsufficientHold    = "hold"
+	OnInsufficientProceed = "proceed-if-synthetics-pass"
+)
 
 // Proxy starts `proxy serve --bootstrap`.
 type Proxy struct {

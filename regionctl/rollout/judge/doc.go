@@ -32,12 +32,15 @@ const (
 	auth
 	noRoute
 	rejected
+	missing
+	cold
 	slow50
 	slow90
 	slow99
 	causes
 
-	counted = slow50 // causes that the nodes count; the others are read off the latencies
+	failures = missing // causes that are failures, of which a pass bounds the excess; the others are what clients ask for, and slowness
+	counted  = slow50  // causes that the nodes count; the others are read off the latencies
 )
 
 // rule is what counts as the same for a cause.
@@ -55,7 +58,9 @@ func rules() [causes]rule {
 		upstream: {"upstream failures", 1.15, .001, .005, .005},
 		auth:     {"authentication refusals", 1.15, .002, 0, .005},
 		noRoute:  {"known hosts' paths answered 404", 1.15, .0005, 0, .002},
+		missing:  {"upstreams' answers 404, 405 and 410", 1.15, .002, 0, .01},
 		rejected: {"rejects", 1.15, .002, 0, .01},
+		cold:     {"requests that waited for a connection or a key", 1.15, .02, .3, .1},
 		slow50:   {"requests slower than the rest's median", 1.05, .02, .03, .05},
 		slow90:   {"requests slower than the rest's p90", 1.05, .005, .03, .02},
 		slow99:   {"requests slower than the rest's p99", 1.05, .0005, .03, .004},
@@ -64,8 +69,10 @@ func rules() [causes]rule {
 
 const warmUp = 6 * time.Second
 
-// factors are the alternatives: so many times the odds.
+// factors are the alternatives: so many times the odds. Great ones need little weight: each window of such a fault says so much.
 func factors() [nFactors]float64 { return [nFactors]float64{1.25, 1.7, 3, 8, 30} }
+
+func weights() [nFactors]float64 { return [nFactors]float64{.25, .35, .25, .1, .05} }
 
 const (
 	nFactors = 5
@@ -75,8 +82,8 @@ const (
 	suspect = 10
 	// windowCap is the most that one window may add to the logarithm of an e-process: ln(convict), so that one can't convict.
 	windowCap = 4.6
-	// pauseCap is the same for slow requests as they are counted: a pause of the process makes dozens in one window, and two
-	// pauses soon after each other are no fault of the version's. The sums that are cut know no such bursts.
+	// pauseCap is the same for slow and cold requests as they are counted: a pause of the process makes dozens in one window,
+	// and two pauses soon after each other are no fault of the version's. The sums that are cut know no such bursts.
 	pauseCap = 3.5
 	maxE     = 1e30
 

@@ -40,7 +40,7 @@ const (
 	gaugeNodes   = 4
 	minSpread    = .06
 	tolerated    = 1.2
-	afterSwap    = 2 // CPU: samples that are spent on compiling and filling caches
+	afterSwap    = 1 // CPU: samples that are spent on compiling and filling caches
 	memorySettle = 6 // memory: samples until the old tables are gone
 	gaugePrior   = 1. / 12
 )

@@ -55,7 +55,7 @@ func (s *State) learn(rounds []*Round, sides Sides) {
 		s.Present[restBefore] += rest
 		t := s.tabulate(r, sides)
 		for c := range causes {
-			d := t[c].disperse(c >= counted)
+			d := t[c].disperse(c >= failures)
 			s.keep(c, &d)
 			s.compareBefore(c, &t[c], &d, own[c], due[c])
 		}
@@ -118,6 +118,8 @@ func (s *State) remember(rounds []*Round, sides Sides) {
 				tr, all := &s.Tracks[c][i], &s.Tracks[c][pooled]
 				tr.pastEvents += float32(t[c].k[i][0])
 				tr.pastRequests += float32(t[c].n[i][0])
+				tr.oldEvents += float32(sum(t[c].k[i][1:]))
+				tr.oldRequests += float32(sum(t[c].n[i][1:]))
 				all.pastEvents += float32(t[c].k[i][0])
 				if t[c].whole(i) {
 					all.pastRequests += float32(t[c].n[i][0])
@@ -149,13 +151,19 @@ func (s *State) inherit(before *State) {
 	}
 	s.readSlow()
 	s.share()
+	for m := range causes { // the veterans were no worse than that
+		for i := range s.Tracks[m] {
+			t := &s.Tracks[m][i]
+			t.oldEvents, t.oldRequests = t.pastEvents, t.pastRequests
+		}
+	}
 }
 
 // readSlow counts the slow requests of the past by the thresholds that hold from now on.
 func (s *State) readSlow() {
 	for i := others; i < len(s.Slow); i++ {
 		at, ok := s.Slow[i].thresholds()
-		if !ok {
+		if !ok || i == loose {
 			continue
 		}
 		for m := counted; m < causes; m++ {
@@ -245,10 +253,10 @@ type step struct {
 // stepCause moves one cause's e-processes on by a round.
 func (s *State) stepCause(c cause, t *table, begin float64) {
 	rule, factors := rules()[c], factors()
-	d := t.disperse(c >= counted)
+	d := t.disperse(c >= failures)
 	slack := rule.slack + rule.warm*math.Exp(-float64(s.Windows)*float64(s.Window)/float64(warmUp))
 	tol, most := rule.tol, windowCap
-	if c >= counted {
+	if c >= cold {
 		most = pauseCap
 	}
 	if s.Alone {
@@ -296,7 +304,11 @@ func (s *State) stepCause(c cause, t *table, begin float64) {
 func (s *State) compare(c cause, i int, t *table, d *spread, tol, slack float64) step {
 	tr := &s.Tracks[c][i]
 	st := step{x: t.k[i][0], n: t.n[i][0], y: sum(t.k[i][1:]), rest: sum(t.n[i][1:])}
+	drift := 1.0
 	if s.Alone { // the past, an equal part of it for each window of a bake
+		if c != gateway && c != noRoute { // those are nobody's doing but the gateway's
+			drift = tr.drift(st.y, st.rest, slack)
+		}
 		st.y, st.rest = float64(tr.pastEvents)/float64(s.Bake), float64(tr.pastRequests)/float64(s.Bake)
 		d.cut[i], d.cutPooled[i] = st.y, st.y
 	}
@@ -305,11 +317,16 @@ func (s *State) compare(c cause, i int, t *table, d *spread, tol, slack float64)
 	}
 	ratio := st.n / st.rest
 	rate := (float64(tr.restLately) + 1) / (float64(tr.restSeen) + 1/slack)
-	st.due = st.y * ratio
-	tol *= s.trouble(tr, st.y, st.rest, slack)
-	st.odds = tol*float64(tr.own)*ratio + ratio*slack/rate
-	st.oddsAll = tol*float64(s.Tracks[c][pooled].own)*ratio + ratio*slack/rate
+	more := ratio * slack / rate
+	tol *= drift * s.trouble(tr, st.y, st.rest, slack)
 	tr.restLately, tr.restSeen = clamp(.8*float64(tr.restLately)+st.y), clamp(.8*float64(tr.restSeen)+st.rest)
+	if c == cold { // so large a slack, beside a rest that has hardly any, is no matter of odds: the rest is taken to have had it too
+		more = 0
+		st.y, d.cut[i], d.cutPooled[i] = st.y+slack*st.rest, d.cut[i]+slack*st.rest, d.cutPooled[i]+slack*st.rest
+	}
+	st.due = st.y * ratio * drift
+	st.odds = tol*float64(tr.own)*ratio + more
+	st.oddsAll = tol*float64(s.Tracks[c][pooled].own)*ratio + more
 	return st
 }
 
@@ -322,6 +339,18 @@ func (s *State) trouble(t *track, y, rest, slack float64) float64 {
 	before := (float64(t.pastEvents) + 1) / (float64(t.pastRest) + 1/slack)
 	now := (.8*float64(t.restLately) + y + before/slack) / (.8*float64(t.restSeen) + rest + 1/slack)
 	return math.Max(1, math.Min(maxTrouble, now/before/troubleFrom))
+}
+
+// drift is how much more often than before the swap the veterans meet with it, since they met with it under the same version.
+func (t *track) drift(y, n, slack float64) float64 {
+	if t.oldRequests == 0 {
+		return 1
+	}
+	const few = 50 // requests that count as before
+	before := (float64(t.oldEvents) + 1) / (float64(t.oldRequests) + 1/slack)
+	t.newEvents, t.newRequests = clamp(.8*float64(t.newEvents)+y), clamp(.8*float64(t.newRequests)+n)
+	lately := (float64(t.newEvents) + before*few) / (float64(t.newRequests) + few)
+	return math.Max(1, math.Max(lately, (y+before*few)/(n+few))/before)
 }
 
 // move multiplies a round's answers in.
@@ -353,11 +382,11 @@ func (t *track) count(st *step) {
 
 // e is the track's e-value; left is the prior of a fault that has not begun yet.
 func (t *track) e(left float64) float64 {
-	total := 0.0
+	total, weights := left, weights()
 	for g := range t.raw {
-		total += .5*float64(t.raw[g]) + .5*float64(t.cut[g])
+		total += weights[g] * (.5*float64(t.raw[g]) + .5*float64(t.cut[g]))
 	}
-	return total/nFactors + left
+	return total
 }
 
 // material says that the excess is more than one window's, and worth a rollback.
@@ -367,7 +396,7 @@ func (t *track) material(r *rule) bool {
 
 // places is the number of strata that the weights of a cause are divided among.
 func (s *State) places(c cause) int {
-	if c == noRoute {
+	if c.kind() == hosts {
 		return s.Places[hosts]
 	}
 	return s.Places[services]

@@ -51,11 +51,12 @@ func (c *cell) next() *Round {
 		}
 		c.memory.Hear(n, at)
 	}
-	c.rounds = c.memory.Rounds(at)
-	if len(c.rounds) == 0 || c.rounds[len(c.rounds)-1].To != at {
-		c.rounds = c.memory.Rounds(at.Add(second - 1))
+	end := at.Add(second - 1)
+	c.rounds = c.memory.Rounds(end)
+	if n := len(c.rounds); n > 0 && c.rounds[n-1].To == end {
+		return c.rounds[n-1]
 	}
-	return c.rounds[len(c.rounds)-1]
+	return &Round{From: at, To: end} // nobody said anything that can be believed
 }
 
 // bake runs before windows, swaps, and runs windows more or until it is convicted.
@@ -114,6 +115,80 @@ func TestEachCauseIsFoundAndNamed(t *testing.T) {
 	}).bake(30, 30)
 	if !strings.Contains(slow.Worse, "slower") || slow.Windows > 5 {
 		t.Errorf("%q after %d windows", slow.Worse, slow.Windows)
+	}
+}
+
+func TestUpstreamsThatKnowNothingAndConnectionsThatDontLastAreFound(t *testing.T) {
+	for name, f := range map[string]func(n *report.Node){
+		"upstreams' answers 404": func(n *report.Node) {
+			n.Counts.Missing, n.Services[0].Missing, n.Hosts[0].Missing = 40, 40, 40
+		},
+		"requests that waited for a connection": func(n *report.Node) { n.Services[0].Cold = 200 },
+	} {
+		s := newCell(8, func(node, t int) report.Node {
+			n := plain(report.Counts{Upstream: 4})
+			if node == 0 && t > 30 {
+				f(&n)
+			}
+			return n
+		}).bake(30, 30)
+		if !strings.HasPrefix(s.Worse, name) || s.Windows > 12 {
+			t.Errorf("%s: %q after %d windows", name, s.Worse, s.Windows)
+		}
+	}
+	// Connections are made anew after a swap, and the pools fill again: nobody's fault, however few the others need.
+	s := newCell(8, func(node, t int) report.Node {
+		n := plain(report.Counts{Upstream: 4})
+		if node == 0 && t > 30 {
+			n.Services[0].Cold = uint64(100 * math.Exp(-float64(t-31)*.4))
+		}
+		return n
+	}).bake(30, 30)
+	if s.Worse != "" || s.E > 1 {
+		t.Errorf("a warm-up: %q, evidence %v", s.Worse, s.E)
+	}
+}
+
+// Latencies are compared upstream by upstream, or over all when requests have moved to an upstream that the rest doesn't ask.
+func TestASlowerUpstreamOfTheVersionsOwnIsFound(t *testing.T) {
+	for slower, blamed := range map[int]bool{0: false, 8: true} {
+		s := newCell(8, func(node, t int) report.Node {
+			n := plain(report.Counts{Upstream: 4})
+			if node == 0 && t > 30 {
+				moved := n.Services[0]
+				moved.ID, moved.Requests, moved.Counts.Upstream = "orders-next", 200, 2
+				moved.Warm = report.Span{From: 100 + slower, Buckets: []uint32{100, 80, 18, 2}}
+				n.Services[0].Requests, n.Services[0].Counts.Upstream = 200, 2
+				n.Services[0].Warm.Buckets = []uint32{100, 80, 18, 2}
+				n.Services = append(n.Services, moved)
+			}
+			return n
+		}).bake(30, 30)
+		if blamed != strings.Contains(s.Worse, "slower") || !blamed && (s.Worse != "" || s.E > 1) {
+			t.Errorf("%d buckets slower: %q, evidence %v", slower, s.Worse, s.E)
+		}
+	}
+}
+
+// A canary that is alone is compared with its past, as the veterans' has changed meanwhile.
+func TestWhatVeteransMeetWithAsWellIsNotTheLastRingsFault(t *testing.T) {
+	for _, c := range []struct {
+		everybody, blamed bool
+		counts            report.Counts
+	}{
+		{true, false, report.Counts{Upstream: 200, Auth: 80}},
+		{false, true, report.Counts{Upstream: 200}},
+		{true, true, report.Counts{Gateway: 80}}, // nobody fails it but the gateway
+	} {
+		w := newCell(8, fault(func(node, t int) bool { return t > 35 && (c.everybody || node < 3) }, c.counts))
+		w.sides = Sides{Canary: []cells.NodeID{id(0), id(1), id(2)}}
+		for i := 3; i < 8; i++ {
+			w.sides.Veterans = append(w.sides.Veterans, id(i))
+		}
+		s := w.bake(30, 60)
+		if !s.Alone || (s.Worse != "") != c.blamed || !c.blamed && !s.Verdict().Enough {
+			t.Errorf("%+v: %q, %+v", c, s.Worse, s.Verdict())
+		}
 	}
 }
 
@@ -299,6 +374,39 @@ func TestHostileReportsLeaveAFiniteStateOfBoundedSize(t *testing.T) {
 			rt.Fatalf("%d services, %d hosts", len(s.Services), len(s.Hosts))
 		}
 	})
+}
+
+// A window of more requests than a node can serve is none at all, whoever sends it, and a count of a part is never more than
+// its whole: differences don't wrap around.
+func TestCountsBeyondAllSenseAreNoWindow(t *testing.T) {
+	absurd := func(node, w int) bool { return w < 3 || w == 35 }
+	c := newCell(6, func(node, w int) report.Node {
+		n := plain(report.Counts{Upstream: 4})
+		if absurd(node, w) {
+			n.Counts.Requests = math.MaxUint64
+		}
+		if node == 0 { // parts that are more than the whole, and a client that is more than its part
+			n.Services[0].Heavy = &report.Counts{Requests: 10, Upstream: math.MaxUint64}
+			n.Services = append(n.Services, report.Stratum{ID: "zero", Counts: report.Counts{Upstream: math.MaxUint64}})
+		}
+		return n
+	})
+	for range 2 {
+		if r := c.next(); len(r.units) != 0 {
+			t.Fatalf("%d nodes have a window", len(r.units))
+		}
+	}
+	s := c.bake(30, 30)
+	if s.Windows != 29 || s.Worse != "" {
+		t.Errorf("%d windows, %q", s.Windows, s.Worse)
+	}
+	for cause := range causes {
+		for i, tr := range s.Tracks[cause] {
+			if tr.events < 0 || tr.events > 1e6 || tr.requests > 1e6 {
+				t.Errorf("%s, place %d: %v events of %v requests", rules()[cause].name, i, tr.events, tr.requests)
+			}
+		}
+	}
 }
 
 func TestTheMemoryIsBoundedAndForgetsRestarts(t *testing.T) {

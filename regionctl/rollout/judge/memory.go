@@ -189,12 +189,13 @@ func addPart(all []part, s report.Stratum) []part {
 	for cause, k := range byCause(c) {
 		p.k[cause] += float32(min(k, n))
 	}
+	p.k[cold] += float32(min(s.Cold, n))
 	p.warm.Merge(s.Warm)
 	return all
 }
 
 func byCause(c report.Counts) [counted]uint64 {
-	return [counted]uint64{gateway: c.Gateway, upstream: c.Upstream, auth: c.Auth, noRoute: c.NoRoute, rejected: c.Limited + c.Shed}
+	return [counted]uint64{gateway: c.Gateway, upstream: c.Upstream, auth: c.Auth, noRoute: c.NoRoute, missing: c.Missing, rejected: c.Limited + c.Shed}
 }
 
 // less is a − b, nowhere below zero.
@@ -202,6 +203,6 @@ func less(a, b report.Counts) report.Counts {
 	sub := func(x, y uint64) uint64 { return x - min(x, y) }
 	return report.Counts{
 		Requests: sub(a.Requests, b.Requests), Gateway: sub(a.Gateway, b.Gateway), Upstream: sub(a.Upstream, b.Upstream),
-		Auth: sub(a.Auth, b.Auth), NoRoute: sub(a.NoRoute, b.NoRoute), Limited: sub(a.Limited, b.Limited), Shed: sub(a.Shed, b.Shed),
+		Auth: sub(a.Auth, b.Auth), NoRoute: sub(a.NoRoute, b.NoRoute), Missing: sub(a.Missing, b.Missing), Limited: sub(a.Limited, b.Limited), Shed: sub(a.Shed, b.Shed),
 	}
 }

@@ -10,7 +10,8 @@ type tables [causes]table
 
 // tabulate reads a round. The latencies of the rest go into s.Slow, for the rounds after it.
 func (s *State) tabulate(r *Round, sides Sides) *tables {
-	units := 1 + len(sides.Rest)
+	beside := s.beside(sides)
+	units := 1 + len(beside)
 	var t tables
 	var n [kinds][][]float64
 	for kind := range kinds {
@@ -33,7 +34,7 @@ func (s *State) tabulate(r *Round, sides Sides) *tables {
 	for i := range units {
 		nodes := sides.Canary
 		if i > 0 {
-			nodes = sides.Rest[i-1]
+			nodes = beside[i-1]
 		}
 		for _, id := range nodes {
 			if u := r.units[id]; u != nil {
@@ -41,10 +42,88 @@ func (s *State) tabulate(r *Round, sides Sides) *tables {
 			}
 		}
 	}
+	moved := false
 	if !s.Alone {
+		moved = s.follow(&t)
 		t.loosen()
 	}
+	t.choose(moved)
 	return &t
+}
+
+// follow compares the requests that the canary sends to upstreams which the rest has never asked with those of the upstreams
+// that it asks less than its share: as much of the rest's there counts as the rest's of the new ones. It says whether there
+// are such upstreams.
+func (s *State) follow(t *tables) bool {
+	n := t[gateway].n
+	fresh, total := make([]float64, len(n)), 0.0
+	for i := firstNamed; i < len(n); i++ {
+		if s.Tracks[gateway][i].pastRest == 0 && sum(n[i][1:]) == 0 && n[i][0] > .01*n[loose][0] {
+			fresh[i] = n[i][0]
+			total += n[i][0]
+		}
+	}
+	if total == 0 {
+		return false
+	}
+	for from := firstNamed; from < len(n); from++ {
+		share := s.left(from, n[from])
+		if share == 0 {
+			continue
+		}
+		for to, part := range fresh {
+			if part > 0 {
+				t.lend(from, to, share*part/total)
+			}
+		}
+		t.lend(from, from, 1-share)
+	}
+	return true
+}
+
+// left is the share of its requests to an upstream that the canary sends there no longer.
+func (s *State) left(i int, n []float64) float64 {
+	tr, rest := &s.Tracks[gateway][i], sum(n[1:])
+	if rest == 0 || tr.pastRest == 0 && n[0] > 0 {
+		return 0
+	}
+	if n[0] == 0 || tr.pastRequests == 0 {
+		return 1
+	}
+	now, before := (float64(tr.requests)+n[0])/(float64(tr.rest)+rest), float64(tr.pastRequests)/float64(tr.pastRest)
+	return math.Max(0, 1-now/before)
+}
+
+// lend adds a share of the rest's requests and failures of one upstream to another's; to itself it leaves it that share.
+func (t *tables) lend(from, to int, share float64) {
+	move := func(rows [][]float64) {
+		for i := 1; i < len(rows[from]); i++ {
+			if v := rows[from][i] * share; from == to {
+				rows[to][i] = v
+			} else {
+				rows[to][i] += v
+			}
+		}
+	}
+	move(t[gateway].n)
+	for c := range counted {
+		if c.kind() == services {
+			move(t[c].k)
+		}
+	}
+}
+
+// choose decides what latencies are compared: upstream by upstream, or, when requests have moved from one upstream to
+// another and so none is what it was, those of all requests.
+func (t *tables) choose(moved bool) {
+	for c := counted; c < causes; c++ {
+		for i := others; i < len(t[c].n); i++ {
+			if (i == loose) != moved {
+				clear(t[c].n[i])
+				clear(t[c].k[i])
+			}
+		}
+	}
 }
 
 // whole says that the stratum's requests are part of the sum of all: loose has all of them, if they are counted there.
@@ -74,29 +153,32 @@ func (s *State) read(t *tables, u *unit, i int, index [2]map[string]int, at [][c
 		j := lookUp(index[services], p.id)
 		t[gateway].n[j][i] += float64(p.n)
 		for c := range counted {
-			if c != noRoute {
+			if c.kind() == services {
 				t[c].k[j][i] += float64(p.k[c])
 			}
 		}
-		if at[j][0] >= 0 {
-			t[slow50].n[j][i] += float64(p.warm.Count())
-			for c := slow50; c < causes; c++ {
-				t[c].k[j][i] += float64(p.warm.Above(at[j][c-counted]))
+		for _, j := range [...]int{j, loose} {
+			if at[j][0] >= 0 {
+				t[slow50].n[j][i] += float64(p.warm.Count())
+				for c := slow50; c < causes; c++ {
+					t[c].k[j][i] += float64(p.warm.Above(at[j][c-counted]))
+				}
 			}
-		}
-		if i > 0 && !s.Alone {
-			s.Slow[j].add(p.warm)
+			if i > 0 && !s.Alone {
+				s.Slow[j].add(p.warm)
+			}
 		}
 	}
 	for _, p := range u.hosts {
 		j := lookUp(index[hosts], p.id)
 		t[noRoute].n[j][i] += float64(p.n)
 		t[noRoute].k[j][i] += float64(p.k[noRoute])
+		t[missing].k[j][i] += float64(p.k[missing])
 	}
 	t[gateway].n[loose][i] += float64(u.loose.n)
 	t[noRoute].n[loose][i] += float64(u.loose.n)
 	for c := range counted {
-		if c != noRoute {
+		if c.kind() == services {
 			t[c].k[loose][i] += float64(u.loose.k[c])
 		}
 	}

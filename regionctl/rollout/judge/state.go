@@ -13,10 +13,24 @@ import (
 )
 
 // Sides are the nodes that are compared. The rest's are grouped by what fails alone: cells if there are enough, else nodes.
-// No rest at all means that the canary is compared with its own past.
+// No rest at all means that the canary is compared with its own past. Veterans then are nodes that have run the new version
+// for longer: what became of them meanwhile is the world's doing.
 type Sides struct {
-	Canary []cells.NodeID
-	Rest   [][]cells.NodeID
+	Canary   []cells.NodeID
+	Rest     [][]cells.NodeID
+	Veterans []cells.NodeID
+}
+
+// beside are the units that a table has beside the canary: the rest, or the veterans of a canary that is alone.
+func (s *State) beside(sides Sides) [][]cells.NodeID {
+	if !s.Alone {
+		return sides.Rest
+	}
+	out := make([][]cells.NodeID, len(sides.Veterans))
+	for i := range out {
+		out[i] = sides.Veterans[i : i+1]
+	}
+	return out
 }
 
 // State is everything that is known of one bake. It is part of a stored form; its size is bounded by maxStrata and maxGauged.
@@ -53,7 +67,7 @@ type State struct {
 const (
 	pooled = iota
 	others // what has no place of its own
-	loose  // failures of no service, or of one that only one side has, among all requests
+	loose  // failures of no service, or of one that only one side has, among all requests; latencies of all when some have moved
 	firstNamed
 )
 
@@ -76,7 +90,7 @@ const (
 
 func (c cause) kind() int {
 	switch {
-	case c == noRoute:
+	case c == noRoute || c == missing: // which upstream gets a request is the version's to decide
 		return hosts
 	case c >= counted:
 		return warmOnes
@@ -100,15 +114,18 @@ type track struct {
 	events, due, requests, restEvents, rest float32
 	// Before the swap: requests of both, and the events of what it is compared with: the rest's, or its own if it is alone.
 	pastRequests, pastRest, pastEvents float32
+	// The veterans' events and requests before the swap, and lately.
+	oldEvents, oldRequests, newEvents, newRequests float32
 }
 
 func (t *track) fields() []*float32 {
-	out := make([]*float32, 0, 27)
+	out := make([]*float32, 0, 31)
 	for i := range t.raw {
 		out = append(out, &t.raw[i], &t.cut[i])
 	}
 	return append(out, &t.own, &t.num, &t.den, &t.numCut, &t.denCut, &t.restLately, &t.restSeen, &t.lately, &t.expected, &t.seen,
-		&t.hot, &t.events, &t.due, &t.requests, &t.restEvents, &t.rest, &t.pastRequests, &t.pastRest, &t.pastEvents)
+		&t.hot, &t.events, &t.due, &t.requests, &t.restEvents, &t.rest, &t.pastRequests, &t.pastRest, &t.pastEvents,
+		&t.oldEvents, &t.oldRequests, &t.newEvents, &t.newRequests)
 }
 
 // MarshalJSON writes the numbers in the order of fields, without the zeros at the end.
@@ -169,7 +186,8 @@ func (s *State) Again() *State {
 	for m := range c.Tracks {
 		for i, t := range c.Tracks[m] {
 			c.Tracks[m][i] = track{own: t.own, num: t.num, den: t.den, numCut: t.numCut, denCut: t.denCut,
-				pastRequests: t.pastRequests, pastRest: t.pastRest, pastEvents: t.pastEvents}
+				pastRequests: t.pastRequests, pastRest: t.pastRest, pastEvents: t.pastEvents,
+				oldEvents: t.oldEvents, oldRequests: t.oldRequests}
 		}
 	}
 	c.Gauges.restart()

@@ -80,7 +80,7 @@ func (s *State) missing() (missing []string, note string) {
 		missing = append(missing, why)
 	}
 	most, unseen := bound{excess: math.Inf(-1)}, []string{}
-	for c := range counted {
+	for c := range failures {
 		b, faults := s.passes(c)
 		missing = append(missing, faults...)
 		if b.excess > most.excess {

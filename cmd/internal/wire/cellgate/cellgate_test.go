@@ -584,14 +584,15 @@ func TestOptionsAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	for flag, spoil := range map[string]func(*Options){
-		"--dir":        func(o *Options) { o.Dir = "" },
-		"--regions":    func(o *Options) { o.Size.Regions = 10 },
-		"--proxies":    func(o *Options) { o.Size.Proxies = 0 },
-		"--net":        func(o *Options) { o.Size.Net = netip.MustParsePrefix("127.10.1.0/16") },
-		"--ttl":        func(o *Options) { o.Timing.TTL = 1500 * time.Millisecond },
-		"--bake":       func(o *Options) { o.Timing.Bake = -1 },
-		"--ramp":       func(o *Options) { o.Timing.Ramp = 48 * time.Hour },
-		"--cell-limit": func(o *Options) { o.Limit = cells.MilliRPS(1) },
+		"--dir":             func(o *Options) { o.Dir = "" },
+		"--regions":         func(o *Options) { o.Size.Regions = 10 },
+		"--proxies":         func(o *Options) { o.Size.Proxies = 0 },
+		"--net":             func(o *Options) { o.Size.Net = netip.MustParsePrefix("127.10.1.0/16") },
+		"--ttl":             func(o *Options) { o.Timing.TTL = 1500 * time.Millisecond },
+		"--bake":            func(o *Options) { o.Timing.Bake = -1 },
+		"--ramp":            func(o *Options) { o.Timing.Ramp = 48 * time.Hour },
+		"--on-insufficient": func(o *Options) { o.Timing.OnInsufficient = "go" },
+		"--cell-limit":      func(o *Options) { o.Limit = cells.MilliRPS(1) },
 	} {
 		o := good
 		spoil(&o)

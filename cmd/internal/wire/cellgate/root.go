@@ -23,6 +23,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/cellgate/cellgate/cells"
+	"github.com/cellgate/cellgate/cmd/internal/bootstrap"
 	"github.com/cellgate/cellgate/cmd/internal/supervisor"
 	"github.com/cellgate/cellgate/internal/pause"
 )
@@ -94,7 +95,7 @@ func usageErrors(cmd *cobra.Command) {
 
 func upCommand(dir *string) *cobra.Command {
 	o := Options{Patience: 90 * time.Second}
-	var block string
+	var block, insufficient string
 	var ttl, bake, ramp time.Duration
 	var limit int64
 	var detached bool
@@ -107,6 +108,7 @@ func upCommand(dir *string) *cobra.Command {
 				return errUsage{fmt.Errorf("--net %q is no address block such as 127.10.0.0/16", block)}
 			}
 			o.Dir, o.Size.Net, o.Timing = *dir, net, defaultTiming(ttl, bake, ramp)
+			o.Timing.OnInsufficient = insufficient
 			o.Limit = cells.MilliRPS(min(max(limit, -1), 1e12)) * 1000
 			if err := o.validate(); err != nil {
 				return errUsage{err}
@@ -122,6 +124,7 @@ func upCommand(dir *string) *cobra.Command {
 	f.StringVar(&o.Netns, "netns", "", "run processes in the network namespaces `PREFIX`-REGION or PREFIX-ROLE-ID where such exist, to try partitions")
 	f.BoolVar(&detached, "detach", false, "return when the world is ready; it goes on in the background")
 	f.DurationVar(&bake, "bake", 3*time.Second, "how long each ring of a rollout is watched")
+	f.StringVar(&insufficient, "on-insufficient", bootstrap.OnInsufficientProceed, "what a ring without enough evidence does: `hold`, or proceed-if-synthetics-pass")
 	f.DurationVar(&ttl, "ttl", 5*time.Second, "TTL of steered DNS answers")
 	f.DurationVar(&ramp, "ramp", 30*time.Second, "how long a restored cell takes to be full again")
 	f.Int64Var(&limit, "cell-limit", 5000, "what every cell is taken to carry, in requests per second")

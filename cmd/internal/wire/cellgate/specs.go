@@ -416,7 +416,7 @@ $TTL 300
 func defaultTiming(ttl, bake, ramp time.Duration) bootstrap.Timing {
 	return bootstrap.Timing{
 		TTL: ttl, Bake: bake, Ramp: ramp, DownAfter: 3 * time.Second, UpAfter: 3 * time.Second,
-		FlapCap: 20 * time.Second, OnInsufficient: "proceed-if-synthetics-pass",
+		FlapCap: 20 * time.Second, OnInsufficient: bootstrap.OnInsufficientProceed,
 	}
 }
 

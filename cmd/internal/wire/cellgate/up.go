@@ -48,6 +48,9 @@ func (o Options) validate() error {
 			return fmt.Errorf("%s %v is out of range: it takes %v to %v", f.flag, f.v, f.min, f.max)
 		}
 	}
+	if v := t.OnInsufficient; v != bootstrap.OnInsufficientHold && v != bootstrap.OnInsufficientProceed {
+		return fmt.Errorf("--on-insufficient %q is neither %s nor %s", v, bootstrap.OnInsufficientHold, bootstrap.OnInsufficientProceed)
+	}
 	if t.TTL%time.Second != 0 {
 		return fmt.Errorf("--ttl %v is not usable: DNS counts in whole seconds", t.TTL)
 	}

@@ -19,7 +19,7 @@ func (n *worldNode) observe(now time.Time) report.Node {
 	return report.Node{
 		Ready: n.server.Ready(), Counts: w.Counts, Latency: w.Latency, Added: w.Added, Services: w.Services, Hosts: w.Hosts,
 		Connections: n.server.Connections.Load(), InFlight: n.server.InFlight.Load(),
-		CPU: n.used.since(), RSS: rss(), Busy: n.busy.observe(now, n.meter.Routes),
+		CPU: n.used.since(), RSS: rss(), Busy: n.busy.observe(now, n.meter.Routes), Change: n.change.observe(n.meter.Routes, n.server.Refused()),
 	}
 }
 

@@ -55,6 +55,7 @@ type worldNode struct {
 
 	ownEngine, sharedEngine serving // for the node's addresses and for those of its cell
 	busy                    busy
+	change                  change
 }
 
 // serveWorld binds the node's own addresses first, so that a second process with the same name fails before it touches the
@@ -218,17 +219,18 @@ func (n *worldNode) deny(set *denylist.Set) {
 
 // apply gets the key sets of new providers under way, waits a moment for them, and swaps.
 func (n *worldNode) apply(p *program.Program, share int) error {
-	urls := callers.Providers(p.Policies)
+	urls, old := callers.Providers(p.Policies), n.server.Program()
 	both := urls
-	if old := n.server.Program(); old != nil {
-		both = slices.Concat(urls, callers.Providers(old.Policies))
+	if old != nil {
+		both = slices.Concat(urls, callers.Providers(old.Policies)) // it is asked for a second opinion
 	}
 	n.keys.Want(both)
 	n.awaitKeys(urls)
+	asked, witnesses := n.meter.Routes(), n.meter.Witnesses()
 	if err := n.server.Apply(p, share); err != nil {
 		return err
 	}
-	n.keys.Want(urls)
+	n.change.swap(old, p, asked, witnesses)
 	n.once.Do(func() { close(n.first) })
 	return nil
 }

@@ -1,0 +1,109 @@
+package proxy
+
+import (
+	"maps"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cellgate/cellgate/proxy/program"
+	"github.com/cellgate/cellgate/reason"
+	"github.com/cellgate/cellgate/snapshot"
+)
+
+func programOf(t testing.TB, text string, number uint64) *program.Program {
+	t.Helper()
+	cfg, problems := snapshot.Decode([]snapshot.File{{Name: "d", Data: []byte(text)}}, snapshot.Loopback())
+	if err := problems.Err(); err != nil {
+		t.Fatal(err)
+	}
+	snap, err := snapshot.Seal(cfg, snapshot.Meta{Number: number, Author: "t"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := program.Compile(snap, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// byAudience lets in whoever is asked for under the audience of the first document, with a token.
+type byAudience struct{ asked int }
+
+func (a *byAudience) Authenticate(c *Credentials, id *Identity, _ time.Time) (reason.Reason, <-chan struct{}) {
+	a.asked++
+	if len(c.Authorization) == 0 {
+		return reason.TokenMissing, nil
+	}
+	if c.Policy.JWT == nil || c.Policy.JWT.Audience != "a" {
+		return reason.TokenInvalid, nil
+	}
+	*id = Identity{User: "u"}
+	return reason.None, nil
+}
+
+func (a *byAudience) Take([]Claim, time.Time) int { return -1 }
+
+func TestWhatIsRefusedNowAndWasLetThroughBeforeIsCounted(t *testing.T) {
+	const open, closed = "path: /open}", "path: /closed}"
+	for name, c := range map[string]struct {
+		change  []string // of the document
+		request string
+		want    map[string]uint64
+	}{
+		"a path is misspelt":                 {[]string{open, "path: /opem}"}, get("/open"), map[string]uint64{"open": 1}},
+		"a method is gone":                   {[]string{open, "path: /open, methods: [POST]}"}, get("/open"), map[string]uint64{"open": 1}},
+		"the route is gone by name":          {[]string{"  - {id: open, match: {host: a.example, path: /open}, upstream: up}\n", ""}, get("/open"), nil},
+		"nobody asked before either":         {[]string{open, "path: /opem}"}, get("/nothing"), nil},
+		"with a token it was let in":         {[]string{closed, "path: /clossed}"}, get("/closed", "Authorization: Bearer x"), map[string]uint64{"closed": 1}},
+		"without a token it was not":         {[]string{closed, "path: /clossed}"}, get("/closed"), nil},
+		"the policy wants somebody else":     {[]string{"audience: a,", "audience: b,"}, get("/closed", "Authorization: Bearer x"), map[string]uint64{"closed": 1}},
+		"it refused this one before as well": {[]string{"audience: a,", "audience: b,"}, get("/closed"), nil},
+		"the policy is the same":             {[]string{open, "path: /opem}"}, get("/closed"), nil},
+		"a route became a protected one":     {[]string{open + ", upstream: up", open + ", upstream: up, auth: jwt"}, get("/open"), map[string]uint64{"open": 1}},
+	} {
+		a := &byAudience{}
+		s := New(Options{Auth: a, Limits: a})
+		if err := s.Apply(programOf(t, document, 1), 1); err != nil {
+			t.Fatal(err)
+		}
+		changed := strings.Replace(document, c.change[0], c.change[1], 1)
+		if changed == document {
+			t.Fatalf("%s: nothing changed", name)
+		}
+		if err := s.Apply(programOf(t, changed, 2), 1); err != nil {
+			t.Fatal(err)
+		}
+		exchangeOf(t, s, c.request).Run()
+		if got := s.Refused(); !maps.Equal(got, c.want) {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+func TestASecondOpinionIsBoundedAndForgotten(t *testing.T) {
+	a := &byAudience{}
+	s := New(Options{Auth: a, Limits: a})
+	before, after := programOf(t, document, 1), programOf(t, strings.Replace(document, "path: /open}", "path: /opem}", 1), 2)
+	for _, p := range []*program.Program{before, after, after} { // the last swap is of the share alone
+		if err := s.Apply(p, 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range maxAsked + 10 {
+		x := exchangeOf(t, s, get("/open"))
+		x.Run()
+		s.Release(x)
+	}
+	if n := s.Refused()["open"]; n != maxAsked {
+		t.Errorf("%d requests were put to the program before", n)
+	}
+	s.forget(time.Now().Add(opinion - time.Minute))
+	if s.Refused() == nil {
+		t.Error("it was forgotten too early")
+	}
+	if s.forget(time.Now().Add(opinion + time.Minute)); s.Refused() != nil || s.Program() != after {
+		t.Error("it was not forgotten")
+	}
+}

@@ -1,0 +1,5 @@
+//go:build !long
+
+package rollout
+
+const full = false

@@ -1,0 +1,6 @@
+//go:build long
+
+package rollout
+
+// full plays more rollouts.
+const full = true
