@@ -1,6 +1,7 @@
 package rollout
 
 import (
+	"math"
 	"testing"
 	"time"
 )
@@ -12,7 +13,7 @@ func TestGoodVersionsAreHardlyEverBlamed(t *testing.T) {
 	if full {
 		n = 200
 	}
-	s := Summarize(Good(), Run(Good(), n, 1, 2))
+	s := Summarize(Good(), Run(Good(), n, 1, 2, ""))
 	if s.Convicted > 0.02 {
 		t.Errorf("%.1f%% of good rollouts were blamed: %s", 100*s.Convicted, s.Causes)
 	}
@@ -45,7 +46,7 @@ func TestBadVersionsAreFoundInTime(t *testing.T) {
 		if !ok {
 			continue
 		}
-		s := Summarize(f, Run(f, n, 1, 2))
+		s := Summarize(f, Run(f, n, 1, 2, ""))
 		if s.P50 < 0 || s.P50 > limit || s.Passed > 0 {
 			t.Errorf("%s: found %.0f%%, half of them within %v, passed %.0f%%", f.Name, 100*s.Convicted, s.P50, 100*s.Passed)
 		}
@@ -61,7 +62,7 @@ func TestHardlyAnyTrafficIsNeverEnough(t *testing.T) {
 		if f.Load != .01 || f.Upstream == 0 {
 			continue
 		}
-		if s := Summarize(f, Run(f, 10, 1, 2)); s.Passed > 0 {
+		if s := Summarize(f, Run(f, 10, 1, 2, "")); s.Passed > 0 {
 			t.Errorf("%s: passed in %.0f%%", f.Name, 100*s.Passed)
 		}
 	}
@@ -69,10 +70,22 @@ func TestHardlyAnyTrafficIsNeverEnough(t *testing.T) {
 
 func TestTheSameSeedIsTheSameRollout(t *testing.T) {
 	f := Faults()[4]
-	a, b := Run(f, 2, 7, 1), Run(f, 2, 7, 2)
+	a, b := Run(f, 2, 7, 1, ""), Run(f, 2, 7, 2, "")
 	for i := range a {
 		if a[i] != b[i] {
 			t.Errorf("%+v, then %+v", a[i], b[i])
+		}
+	}
+}
+
+func TestIntervalHoldsTheShareAsExactlyAsItIsKnown(t *testing.T) {
+	for _, c := range []struct {
+		k, n      int
+		low, high float64
+	}{{0, 100, 0, .0362}, {3, 4000, .000155, .00219}, {5, 10, .187, .813}, {10, 10, .692, 1}} { // Clopper and Pearson (1934)
+		low, high := Interval(c.k, c.n)
+		if math.Abs(low-c.low) > .01*c.low+1e-6 || math.Abs(high-c.high) > .01*c.high {
+			t.Errorf("%d of %d: %v to %v", c.k, c.n, low, high)
 		}
 	}
 }

@@ -68,6 +68,7 @@ func Faults() []Fault {
 // Result is what the judge said of one rollout.
 type Result struct {
 	Kinds
+	Seed uint64
 	// At is how many windows after the fault's beginning the canary was convicted (0 or less = before it); Worse why.
 	At     int
 	Worse  string
@@ -77,14 +78,20 @@ type Result struct {
 // After is how long after the fault's beginning the canary was convicted.
 func (r Result) After() time.Duration { return time.Duration(r.At) * window }
 
-// Run plays n rollouts of a fault, seeded with seed, seed+1, …, on so many goroutines.
-func Run(f Fault, n int, seed uint64, workers int) []Result {
+// Run plays n rollouts of a fault, seeded with seed, seed+1, …, on so many goroutines; of a kind alone, if it is named.
+func Run(f Fault, n int, seed uint64, workers int, kind string) []Result {
 	l, out := newLatency(), make([]Result, n)
+	seeds := make([]uint64, 0, n)
+	for ; len(seeds) < n; seed++ {
+		if kind == "" || slices.Contains(newWorld(seed, f, l).names(), kind) {
+			seeds = append(seeds, seed)
+		}
+	}
 	var wg sync.WaitGroup
 	for k := range workers {
 		wg.Go(func() {
 			for i := k; i < n; i += workers {
-				out[i] = play(newWorld(seed+uint64(i), f, l))
+				out[i] = play(newWorld(seeds[i], f, l))
 			}
 		})
 	}
@@ -121,10 +128,10 @@ func play(w *world) Result {
 		rounds = hear(t)
 		s.Step(rounds[len(rounds)-1], sides)
 		if v := s.Verdict(); v.Worse != "" {
-			return Result{Kinds: w.Kinds, At: t + 1 - w.fault.Start, Worse: v.Worse}
+			return Result{Kinds: w.Kinds, Seed: w.seed, At: t + 1 - w.fault.Start, Worse: v.Worse}
 		}
 	}
-	return Result{Kinds: w.Kinds, Passed: s.Verdict().Enough}
+	return Result{Kinds: w.Kinds, Seed: w.seed, Passed: s.Verdict().Enough}
 }
 
 // Summary is a row of the table.
@@ -154,14 +161,13 @@ func Summarize(f Fault, results []Result) Summary {
 		} else if r.Passed {
 			s.Passed += 1 / float64(len(results))
 		}
-		for name, is := range map[string]bool{"calm": r.Calm(), "incident for all": r.Incident, "hammering client": r.Hammer, "noisy canary": r.Noisy, "cold canary": r.Cold, "skewed mix": r.Skewed} {
-			if by := s.By[name]; is {
-				by[1]++
-				if r.Worse != "" {
-					by[0]++
-				}
-				s.By[name] = by
+		for _, name := range r.names() {
+			by := s.By[name]
+			by[1]++
+			if r.Worse != "" {
+				by[0]++
 			}
+			s.By[name] = by
 		}
 	}
 	s.Convicted = float64(len(at)) / float64(len(results))

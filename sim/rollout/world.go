@@ -52,7 +52,7 @@ type world struct {
 	svcErr, svcLat   [nServices]float64 // common to all nodes, slowly changing
 	incident         incident
 	hammer           hammer
-	seq              uint64
+	seq, seed        uint64
 }
 
 // Kinds are the ways in which a good rollout may look bad.
@@ -64,8 +64,19 @@ type Kinds struct {
 	Skewed   bool // the nodes' shares of the services differ strongly
 }
 
-// Calm says that none of it is the case.
-func (k Kinds) Calm() bool { return k == Kinds{} }
+// names are those of the kinds that it is: calm if none of them.
+func (k Kinds) names() (out []string) {
+	for _, one := range []struct {
+		name string
+		is   bool
+	}{{"incident for all", k.Incident}, {"hammering client", k.Hammer}, {"noisy canary", k.Noisy}, {"quiet canary", !k.Noisy},
+		{"cold canary", k.Cold}, {"skewed mix", k.Skewed}, {"calm", k == Kinds{}}} {
+		if one.is {
+			out = append(out, one.name)
+		}
+	}
+	return out
+}
 
 type incident struct {
 	service, from, to int
@@ -81,7 +92,7 @@ type hammer struct {
 
 func newWorld(seed uint64, f Fault, l *latency) *world {
 	r := rand.New(rand.NewPCG(seed, 99))
-	w := &world{r: r, fault: f, latency: l, level: rps}
+	w := &world{r: r, fault: f, latency: l, level: rps, seed: seed}
 	if f.Load > 0 {
 		w.level *= f.Load
 	}

@@ -16,6 +16,7 @@ func main() {
 	good := flag.Int("good", 10_000, "good rollouts")
 	runs := flag.Int("runs", 300, "rollouts of each fault")
 	only := flag.String("only", "", "only rows whose name contains this")
+	kind := flag.String("kind", "", "only rollouts of this kind, such as \"noisy canary\"")
 	seed := flag.Uint64("seed", 1, "first seed")
 	workers := flag.Int("workers", runtime.GOMAXPROCS(0), "goroutines")
 	list := flag.Bool("list", false, "list the convictions")
@@ -29,10 +30,10 @@ func main() {
 		if n == 0 || !strings.Contains(f.Name, *only) {
 			continue
 		}
-		results := rollout.Run(f, n, *seed, *workers)
-		for i, r := range results {
+		results := rollout.Run(f, n, *seed, *workers, *kind)
+		for _, r := range results {
 			if *list && r.Worse != "" {
-				fmt.Printf("seed %d, second %.0f: %s %+v\n", *seed+uint64(i), r.After().Seconds(), r.Worse, r.Kinds)
+				fmt.Printf("seed %d, second %.0f: %s %+v\n", r.Seed, r.After().Seconds(), r.Worse, r.Kinds)
 			}
 		}
 		s := rollout.Summarize(f, results)
@@ -40,7 +41,8 @@ func main() {
 		if f.Upstream+f.Gateway+f.Missing+f.Cold+f.Auth+f.NoRoute+f.Slow+f.Tail+f.CPU+f.Leak == 0 {
 			for _, kind := range slices.Sorted(maps.Keys(s.By)) {
 				by := s.By[kind]
-				fmt.Printf("| – %s | %d | %.2f%% | | | | | |\n", kind, by[1], 100*float64(by[0])/float64(max(by[1], 1)))
+				low, high := rollout.Interval(by[0], by[1])
+				fmt.Printf("| – %s | %d | %d: %.2f%% (%.2f–%.2f) | | | | | |\n", kind, by[1], by[0], 100*float64(by[0])/float64(max(by[1], 1)), 100*low, 100*high)
 			}
 		}
 		if s.Early > 0 {

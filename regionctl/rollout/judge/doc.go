@@ -50,29 +50,30 @@ type rule struct {
 	tol, slack, warm float64
 	// material is the excess of the rate below which nobody would roll back.
 	material float64
+	// past is the most that the canary's own past may excuse: a sick node can't hide behind it, but how often clients ask for
+	// what isn't there, or connect anew, is theirs alone.
+	past float64
 }
 
 func rules() [causes]rule {
 	return [causes]rule{
-		gateway:  {"gateway failures", 1.15, .0005, .01, .002},
-		upstream: {"upstream failures", 1.15, .001, .005, .005},
-		auth:     {"authentication refusals", 1.15, .002, 0, .005},
-		noRoute:  {"known hosts' paths answered 404", 1.15, .0005, 0, .002},
-		missing:  {"upstreams' answers 404, 405 and 410", 1.15, .002, 0, .01},
-		rejected: {"rejects", 1.15, .002, 0, .01},
-		cold:     {"requests that waited for a connection or a key", 1.15, .02, .3, .1},
-		slow50:   {"requests slower than the rest's median", 1.05, .02, .03, .05},
-		slow90:   {"requests slower than the rest's p90", 1.05, .005, .03, .02},
-		slow99:   {"requests slower than the rest's p99", 1.05, .0005, .03, .004},
+		gateway:  {"gateway failures", 1.15, .0005, .01, .002, 3},
+		upstream: {"upstream failures", 1.15, .001, .005, .005, 3},
+		auth:     {"authentication refusals", 1.15, .002, 0, .005, 3},
+		noRoute:  {"known hosts' paths answered 404", 1.15, .0005, 0, .002, 3},
+		missing:  {"upstreams' answers 404, 405 and 410", 1.15, .002, 0, .01, 10},
+		rejected: {"rejects", 1.15, .002, 0, .01, 3},
+		cold:     {"requests that waited for a connection or a key", 1.15, .02, .3, .1, 10},
+		slow50:   {"requests slower than the rest's median", 1.05, .02, .03, .05, 3},
+		slow90:   {"requests slower than the rest's p90", 1.05, .005, .03, .02, 3},
+		slow99:   {"requests slower than the rest's p99", 1.05, .0005, .03, .004, 3},
 	}
 }
 
 const warmUp = 6 * time.Second
 
-// factors are the alternatives: so many times the odds. Great ones need little weight: each window of such a fault says so much.
+// factors are the alternatives: so many times the odds.
 func factors() [nFactors]float64 { return [nFactors]float64{1.25, 1.7, 3, 8, 30} }
-
-func weights() [nFactors]float64 { return [nFactors]float64{.25, .35, .25, .1, .05} }
 
 const (
 	nFactors = 5
@@ -101,7 +102,6 @@ const (
 	// noDispersion is taken for the dispersion where nothing is known of it, as much as shrink events say.
 	noDispersion = 1.5
 	shrink       = 20
-	maxOwn       = 3
 )
 
 // Bounds. Strata beyond maxStrata of each kind are judged together as report.Other; so are those that appear later than

@@ -62,13 +62,17 @@ func (s *State) learn(rounds []*Round, sides Sides) {
 	}
 	for c := range causes {
 		for i := range s.Tracks[c] {
-			s.Tracks[c][i].own = clamp(ownPast(own[c][i], due[c][i], s.phiCut(c, i, 0, 0)))
+			s.Tracks[c][i].own = clamp(ownPast(own[c][i], due[c][i], s.phiCut(c, i, 0, 0), rules()[c].past))
 		}
 	}
 }
 
 // compareBefore sums up what the canary had, cut at what chance explains, and what its share of the rest's was.
 func (s *State) compareBefore(c cause, t *table, d *spread, own, due []float64) {
+	cut := math.Min
+	if c == missing || c == cold { // what clients ask for comes in no bursts
+		cut = func(x, _ float64) float64 { return x }
+	}
 	var x, e, uncut float64
 	for i := others; i < len(t.n); i++ {
 		n, rest := t.n[i][0], sum(t.n[i][1:])
@@ -85,18 +89,18 @@ func (s *State) compareBefore(c cause, t *table, d *spread, own, due []float64) 
 		x += t.k[i][0]
 		e += d.cutPooled[i] * n / rest
 		uncut += y * n / rest
-		own[i] += math.Min(t.k[i][0], limit(y*n/rest))
+		own[i] += cut(t.k[i][0], limit(y*n/rest))
 		due[i] += d.cut[i] * n / rest
 	}
-	own[pooled] += math.Min(x, limit(uncut*d.scale))
+	own[pooled] += cut(x, limit(uncut*d.scale))
 	due[pooled] += e
 }
 
 // ownPast is how much worse than the rest the canary was, half a standard error up, drawn to 1 by ten events.
-func ownPast(own, due, phi float64) float64 {
+func ownPast(own, due, phi, most float64) float64 {
 	const prior = 10
 	f := (own/phi + prior) / (due/phi + prior) * (1 + .5/math.Sqrt(own/phi+prior))
-	return math.Min(maxOwn, math.Max(1, f))
+	return math.Min(most, math.Max(1, f))
 }
 
 // remember takes the canary's own past as what it is compared with.
@@ -382,11 +386,11 @@ func (t *track) count(st *step) {
 
 // e is the track's e-value; left is the prior of a fault that has not begun yet.
 func (t *track) e(left float64) float64 {
-	total, weights := left, weights()
+	total := 0.0
 	for g := range t.raw {
-		total += weights[g] * (.5*float64(t.raw[g]) + .5*float64(t.cut[g]))
+		total += .5*float64(t.raw[g]) + .5*float64(t.cut[g])
 	}
-	return total
+	return total/nFactors + left
 }
 
 // material says that the excess is more than one window's, and worth a rollback.

@@ -103,7 +103,7 @@ type track struct {
 	// Sums by factor over the windows in which the fault may have begun: of what was counted, and of what is left when every
 	// unit is cut at what chance explains. The first sees great faults, the second small steady ones.
 	raw, cut [nFactors]float32
-	own      float32 // how much worse the canary was before, 1 … maxOwn
+	own      float32 // how much worse the canary was before, from 1 to the rule's past
 	// Dispersion of the rest's units: squares over what they should be.
 	num, den, numCut, denCut float32
 	// The rest's events and requests lately.
