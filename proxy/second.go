@@ -25,13 +25,7 @@ type second struct {
 
 // Bounds of a second opinion: so many requests, and routes by name. It lives for an hour, or shorter than a bake's judge of
 // memory waits, if the old program's tables are large.
-const (
-	maxAsked   = 1000
-	maxOpinion = 64
-	opinion    = time.Hour
-	heavy      = 16 << 20
-	brief      = 45 * time.Second
-)
+const maxAsked, maxOpinion, opinion, heavy, brief = 1000, 64, time.Hour, 16 << 20, 45 * time.Second
 
 // newSecond is nil when there is nothing to compare.
 func newSecond(old, p *program.Program, now time.Time) *second {
@@ -48,10 +42,9 @@ func newSecond(old, p *program.Program, now time.Time) *second {
 // doubt puts a request that is about to be refused to the program before.
 func (x *Exchange) doubt() {
 	s := x.table.second
-	if s == nil || s.asked.Load() >= maxAsked {
+	if s == nil || s.asked.Add(1) > maxAsked {
 		return
 	}
-	s.asked.Add(1)
 	var was program.Match
 	if s.old.Lookup(&x.lookup, &was) != reason.None || s.removed[was.Route.ID] || !x.wasLetIn(s.old, &was) {
 		return
@@ -74,12 +67,9 @@ func (x *Exchange) wasLetIn(old *program.Program, was *program.Match) bool {
 		return false
 	}
 	c, ok := x.present(old, policy, was.Tenant)
-	if !ok {
-		return false
-	}
 	var id Identity
 	why, wait := x.server.opts.Auth.Authenticate(&c, &id, x.server.now())
-	return why == reason.None && wait == nil
+	return ok && why == reason.None && wait == nil
 }
 
 // Refused are the requests that were refused since the last swap to other contents and that the program before would have
