@@ -91,19 +91,19 @@ func TestASecondOpinionIsBoundedAndForgotten(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for range maxAsked + 10 {
+	for range program.MaxAsked + 10 {
 		x := exchangeOf(t, s, get("/open"))
 		x.Run()
 		s.Release(x)
 	}
-	if n := s.Refused()["open"]; n != maxAsked {
+	if n := s.Refused()["open"]; n != program.MaxAsked {
 		t.Errorf("%d requests were put to the program before", n)
 	}
-	s.forget(time.Now().Add(opinion - time.Minute))
+	s.forget(time.Now().Add(program.OpinionLasts - time.Minute))
 	if s.Refused() == nil {
 		t.Error("it was forgotten too early")
 	}
-	if s.forget(time.Now().Add(opinion + time.Minute)); s.Refused() != nil || s.Program() != after {
+	if s.forget(time.Now().Add(program.OpinionLasts + time.Minute)); s.Refused() != nil || s.Program() != after {
 		t.Error("it was not forgotten")
 	}
 }

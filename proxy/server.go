@@ -53,7 +53,7 @@ type table struct {
 	program *program.Program
 	share   int
 	pools   []*upstream.Pool
-	second  *second // nil = there is nobody to ask
+	second  *program.Opinion // nil = there is nobody to ask
 }
 
 // New makes a server that serves nothing until Apply.
@@ -78,7 +78,7 @@ func (s *Server) Apply(p *program.Program, share int) error {
 	if old := s.table.Load(); old != nil && old.program == p {
 		next.second = old.second
 	} else if old != nil {
-		next.second = newSecond(old.program, p, s.now())
+		next.second = program.NewOpinion(old.program, p, s.now())
 	}
 	s.table.Store(next)
 	s.pools.Retire(pools)
