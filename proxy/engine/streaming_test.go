@@ -106,6 +106,7 @@ func TestAClientThatLeavesAnEventStreamEndsIt(t *testing.T) {
 	each(t, func(t *testing.T, start starter) {
 		for protocol, ask := range protocols() {
 			t.Run(protocol, func(t *testing.T) {
+				t.Parallel()
 				ended := make(chan struct{})
 				w := start(t, scripted(t, func(_ int, c *raw) {
 					c.request()

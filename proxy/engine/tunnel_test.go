@@ -362,24 +362,22 @@ func TestASilentWebSocketIsClosed(t *testing.T) {
 
 // A client that answers nothing is cut, whatever it is that it doesn't answer.
 func TestAWebSocketThatDoesNotCloseIsCut(t *testing.T) {
-	each(t, func(t *testing.T, start starter) {
-		for name, talk := range map[string]func(*raw){
-			"a silent client":            func(*raw) {},
-			"a frame that doesn't end":   func(c *raw) { c.send("\x81\x05ab") },
-			"a client that doesn't read": func(c *raw) { _, _ = c.Write(make([]byte, 64<<20)) },
-		} {
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
-				w := start(t, opened(t, func(_ int, c *raw) { talk(c); _, _ = io.Copy(io.Discard, c.r) }), setup{engine: Options{TunnelIdle: 200 * time.Millisecond}})
-				c := w.dial().send(handshake)
-				c.upgraded()
-				began := time.Now()
-				if <-w.logged; time.Since(began) < 1900*time.Millisecond {
-					t.Fatalf("cut after %v", time.Since(began))
-				}
-			})
-		}
-	})
+	for name, talk := range map[string]func(*raw){
+		"a silent client":            func(*raw) {},
+		"a frame that doesn't end":   func(c *raw) { c.send("\x81\x05ab") },
+		"a client that doesn't read": func(c *raw) { _, _ = c.Write(make([]byte, 64<<20)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := start(t, goroutines, opened(t, func(_ int, c *raw) { talk(c); _, _ = io.Copy(io.Discard, c.r) }), setup{engine: Options{TunnelIdle: 200 * time.Millisecond}})
+			c := w.dial().send(handshake)
+			c.upgraded()
+			began := time.Now()
+			if <-w.logged; time.Since(began) < 1900*time.Millisecond {
+				t.Fatalf("cut after %v", time.Since(began))
+			}
+		})
+	}
 }
 
 func TestAnOldWebSocketIsAskedToReconnect(t *testing.T) {
