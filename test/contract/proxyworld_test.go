@@ -26,6 +26,7 @@ import (
 	"time"
 
 	jose "github.com/go-jose/go-jose/v4"
+	"github.com/quic-go/quic-go/http3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
@@ -66,6 +67,7 @@ type proxyBoot struct {
 	Peers          []netip.AddrPort  `json:"peers,omitempty"`
 	ObjectStore    string            `json:"object_store,omitempty"`
 	MaxAge         time.Duration     `json:"max_connection_age_ns,omitempty"`
+	HTTP3          bool              `json:"http3,omitempty"`
 }
 
 func (b proxyBoot) encode() []byte {
@@ -120,7 +122,7 @@ func newGateway(t *testing.T) *gateway {
 		Controllers: []string{harness.FreeAddr(t)}, Cell: "eu-west/a",
 		SharedHTTP: addr(), SharedHTTPS: addr(), OwnHTTP: addr(), OwnHTTPS: addr(), Admin: addr(),
 		EdgeCert: cert, EdgeKey: key, AdminCert: cert, AdminKey: key, AdminTokenHash: "sha256:" + hex.EncodeToString(sum[:]),
-		AccessLog: filepath.Join(g.dir, "access.log"), PermitLoopback: true,
+		AccessLog: filepath.Join(g.dir, "access.log"), PermitLoopback: true, HTTP3: true,
 	}
 	g.file = g.write("proxy.json", g.boot.encode())
 	pool := x509.NewCertPool()
@@ -253,6 +255,7 @@ func TestANodeOfAWorldServesFromDiskWhenEverythingElseIsDead(t *testing.T) {
 	if status, _, _ := g.get("https://"+g.boot.OwnHTTPS.String()+"/v1/orders", token); status != 200 {
 		t.Errorf("https on the own address: %d", status)
 	}
+	g.servesHTTP3(token)
 	g.publish(2)
 	g.becomes("version 2 to be served", g.shared("/open2"), "", 200, 10*time.Second)
 
@@ -276,6 +279,29 @@ func TestANodeOfAWorldServesFromDiskWhenEverythingElseIsDead(t *testing.T) {
 	}
 	if r := second.Stop(15 * time.Second); r.Code != 0 {
 		t.Errorf("SIGTERM: exit %d", r.Code)
+	}
+}
+
+// servesHTTP3 checks that the node's own address does, and announces it, and that the cell's does not.
+func (g *gateway) servesHTTP3(token string) {
+	for addr, announces := range map[netip.AddrPort]bool{g.boot.OwnHTTPS: true, g.boot.SharedHTTPS: false} {
+		if _, _, h := g.get("https://"+addr.String()+"/v1/orders", token); (h.Get("Alt-Svc") != "") != announces {
+			g.t.Errorf("%s: Alt-Svc is %q", addr, h.Get("Alt-Svc"))
+		}
+	}
+	tr := &http3.Transport{TLSClientConfig: g.client.Transport.(*http.Transport).TLSClientConfig.Clone()}
+	defer tr.Close()
+	req, _ := http.NewRequest(http.MethodGet, "https://"+g.boot.OwnHTTPS.String()+"/v1/orders", nil)
+	req.Host = "api.gw.test"
+	req.Header.Set("Authorization", "Bearer "+token)
+	resp, err := (&http.Client{Transport: tr, Timeout: 3 * time.Second}).Do(req)
+	if err != nil {
+		g.t.Error(err)
+		return
+	}
+	defer resp.Body.Close()
+	if _, err := io.Copy(io.Discard, resp.Body); err != nil || resp.StatusCode != 200 || resp.ProtoMajor != 3 {
+		g.t.Errorf("over HTTP/3: %s %v", resp.Status, err)
 	}
 }
 
@@ -351,6 +377,7 @@ func TestAWrongBootstrapFileIsRefusedInClearWords(t *testing.T) {
 		"form is 7":                       func(b *proxyBoot) { b.Form = 7 },
 		"is not that of a node of cell":   func(b *proxyBoot) { b.Cell = "eu-west/b" },
 		"data_dir is missing":             func(b *proxyBoot) { b.DataDir = "" },
+		"http3 is on, and own_https":      func(b *proxyBoot) { b.OwnHTTPS = netip.AddrPort{} },
 		"own_http and own_https are both": func(b *proxyBoot) { b.OwnHTTP, b.OwnHTTPS = netip.AddrPort{}, netip.AddrPort{} },
 		"the certificate is spiffe://":    func(b *proxyBoot) { b.ID = "eu-west/a/2" },
 		"no such file":                    func(b *proxyBoot) { b.EdgeCert = "/nonexistent.pem" },

@@ -78,8 +78,11 @@ type Proxy struct {
 	MaxConnectionAge time.Duration `json:"max_connection_age_ns,omitempty"`
 	// TrustedProxies are the networks of proxies in front of the node that are believed about their clients.
 	TrustedProxies []string `json:"trusted_proxies,omitempty"`
-	// Engine is what serves: "loop" or "goroutine"; empty = the default of the system.
+	// Engine is what serves: "loop", "goroutine" or "nethttp"; empty = the default of the system.
 	Engine string `json:"engine,omitempty"`
+	// HTTP3 serves it on the UDP side of OwnHTTPS. An address that processes share takes none: the kernel would spread a
+	// connection's packets anew whenever one of them comes or goes.
+	HTTP3 bool `json:"http3,omitempty"`
 }
 
 // Router starts `globalrouter serve --bootstrap`.

@@ -330,7 +330,7 @@ func (b *builder) proxy(r int, cell cells.Cell, node cells.Node, edgeCert, edgeK
 		OwnHTTP: at(own, portHTTP), OwnHTTPS: at(own, portHTTPS), Admin: node.Admin,
 		EdgeCert: edgeCert, EdgeKey: edgeKey, AdminCert: cert, AdminKey: key,
 		AdminTokenHash: hashOf(b.keys.tokens.Admin), PermitLoopback: true,
-		Peer: node.Peer,
+		Peer: node.Peer, HTTP3: true,
 	}
 	for _, other := range cell.Nodes {
 		if other.ID != node.ID {
@@ -343,6 +343,7 @@ func (b *builder) proxy(r int, cell cells.Cell, node cells.Node, edgeCert, edgeK
 	}
 	made := b.add("proxy", string(node.ID), tierDoor, file, bindings{
 		tcp: []netip.AddrPort{p.SharedHTTP, p.SharedHTTPS, p.OwnHTTP, p.OwnHTTPS, p.Admin, p.Peer},
+		udp: []netip.AddrPort{p.OwnHTTPS},
 	}, readyHTTP(p.OwnHTTP))
 	made.spec.Alive = newFrontDoor(p.OwnHTTP).alive
 	return nil

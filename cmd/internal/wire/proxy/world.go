@@ -145,6 +145,8 @@ func checkBootstrap(b *bootstrap.Proxy) error {
 		return fmt.Errorf("engine %q is none of %s", b.Engine, strings.Join(engines(), ", "))
 	case b.MaxConnectionAge < 0:
 		return errors.New("max_connection_age_ns is negative")
+	case b.HTTP3 && !b.OwnHTTPS.IsValid():
+		return errors.New("http3 is on, and own_https, on whose UDP side it is served, is missing")
 	}
 	return nil
 }
@@ -163,7 +165,9 @@ func (n *worldNode) bind(ctx context.Context, shared bool, plain, secure netip.A
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, engine.Listener{Listener: l, TLS: n.cert.Config()})
+		if all, err = n.secure(ctx, all, l, n.boot.HTTP3 && !shared); err != nil {
+			return nil, err
+		}
 	}
 	return all, nil
 }
