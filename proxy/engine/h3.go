@@ -37,7 +37,7 @@ const (
 	// Bytes beside requests that a connection may send: at once, and more with each request.
 	h3Spare      = 64 << 10
 	h3PerRequest = 1 << 10
-	h3UniCost    = 256
+	h3Empty      = 256 // what a stream counts for that carries no request
 )
 
 // h3Listener is a UDP socket that takes QUIC connections.
@@ -165,7 +165,10 @@ func (e *Engine) serveQUIC(qc *quic.Conn) {
 		}
 		if !c.enter(uint64(str.StreamID())) {
 			reject(str)
-			continue
+			if c.charge(h3Empty) {
+				continue
+			}
+			return
 		}
 		parts.Go(func() { c.exchange(str) })
 	}
@@ -201,7 +204,6 @@ func (c *h3Conn) enter(id uint64) bool {
 	}
 	c.next = id + 4
 	c.active++
-	c.allowed.Add(h3PerRequest)
 	return true
 }
 
@@ -315,7 +317,7 @@ func (c *h3Conn) acceptUni(parts *sync.WaitGroup) {
 		if err != nil {
 			return
 		}
-		if !c.charge(h3UniCost) {
+		if !c.charge(h3Empty) {
 			return
 		}
 		parts.Go(func() {

@@ -400,6 +400,17 @@ func TestHTTP3ConnectionsEndOnFaults(t *testing.T) {
 			r.ctrl.CancelWrite(1)
 		}, http3.ClosedCriticalStream},
 		"unknown frames without end": {control, req(good + strings.Repeat(frame3(0x21, strings.Repeat("x", 1000)), 100)), http3.ExcessiveLoad},
+		"streams without requests": {control, func(r *h3Raw) {
+			for r.qc.Context().Err() == nil {
+				s, err := r.qc.OpenStreamSync(r.qc.Context())
+				if err != nil {
+					return
+				}
+				_, _ = s.Write([]byte{1})
+				s.CancelWrite(0)
+				s.CancelRead(0)
+			}
+		}, http3.ExcessiveLoad},
 		"control frames without end": {control + strings.Repeat(frame3(0x21, strings.Repeat("x", 1000)), 100), nil, http3.ExcessiveLoad},
 	} {
 		t.Run(name, func(t *testing.T) {

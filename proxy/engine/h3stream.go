@@ -61,6 +61,7 @@ func (c *h3Conn) exchange(str *quic.Stream) {
 		c.leave()
 		if fault == nil { // or who knows what state they are in
 			server.Release(s.x)
+			s.x, s.c, s.str = nil, nil, nil
 			h3Pool.Put(s)
 		}
 	}()
@@ -74,11 +75,14 @@ func (s *h3Stream) run() {
 	switch err := s.request(); {
 	case errors.Is(err, errQuiet):
 		s.aborted = true
+		s.c.charge(h3Empty)
 		return
 	case err != nil:
+		s.c.allowed.Add(h3PerRequest)
 		x.Refuse(headReason(err))
 		answer(x, s, true)
 	default:
+		s.c.allowed.Add(h3PerRequest)
 		drive(x, s)
 	}
 	x.Finish(time.Now())
