@@ -386,7 +386,6 @@ func (f *flight) over(clean bool) {
 func (f *flight) finish(goes bool) {
 	c, l := f.client, f.l
 	f.giveUp()
-	l.clock()
 	aborted, bare := f.aborted, f.framing.Bare
 	f.x.Finish(l.now)
 	l.e.server.InFlight.Add(-1)

@@ -179,9 +179,10 @@ func (l *loop) clock() time.Time {
 func (l *loop) run() {
 	runtime.LockOSThread() // no UnlockOSThread: the thread ends with the loop
 	for !l.ending || l.clients > 0 {
-		n := l.poll()
-		if n == 0 && len(l.again)+len(l.sending) == 0 {
-			l.quiet(0)
+		n := 0
+		if len(l.again)+len(l.sending) > 0 {
+			n = l.poll()
+		} else {
 			n = l.sleep(l.wheel.wait(l.now))
 		}
 		began := l.clock()

@@ -73,9 +73,6 @@ func (l *loop) poll() int {
 
 // sleep waits for events, at most ms milliseconds; -1 is for ever. Since it may block, it tells the scheduler.
 func (l *loop) sleep(ms int) int {
-	if ms == 0 {
-		return 0
-	}
 	l.busySince.Store(0)
 	n, _, e := syscall.Syscall6(syscall.SYS_EPOLL_PWAIT, uintptr(l.ep), uintptr(unsafe.Pointer(&l.events[0])), maxEvents, uintptr(ms), 0, 0)
 	if e != 0 {

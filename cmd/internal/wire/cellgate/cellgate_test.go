@@ -593,6 +593,7 @@ func TestOptionsAreBounded(t *testing.T) {
 		"--ramp":            func(o *Options) { o.Timing.Ramp = 48 * time.Hour },
 		"--on-insufficient": func(o *Options) { o.Timing.OnInsufficient = "go" },
 		"--cell-limit":      func(o *Options) { o.Limit = cells.MilliRPS(1) },
+		"--engine":          func(o *Options) { o.Engine = "steam" },
 	} {
 		o := good
 		spoil(&o)

@@ -127,6 +127,7 @@ func upCommand(dir *string) *cobra.Command {
 	f.StringVar(&insufficient, "on-insufficient", bootstrap.OnInsufficientProceed, "what a ring without enough evidence does: `hold`, or proceed-if-synthetics-pass")
 	f.DurationVar(&ttl, "ttl", 5*time.Second, "TTL of steered DNS answers")
 	f.DurationVar(&ramp, "ramp", 30*time.Second, "how long a restored cell takes to be full again")
+	f.StringVar(&o.Engine, "engine", "", "`engine` of the proxies, loop or goroutine; their default unless given")
 	f.Int64Var(&limit, "cell-limit", 5000, "what every cell is taken to carry, in requests per second")
 	return cmd
 }

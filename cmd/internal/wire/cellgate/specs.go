@@ -39,6 +39,7 @@ type builder struct {
 	keys   *keyring
 	bin    string // directory of the daemons
 	timing bootstrap.Timing
+	engine string
 	netns  string // netnsPrefix
 	made   []process
 }
@@ -330,7 +331,7 @@ func (b *builder) proxy(r int, cell cells.Cell, node cells.Node, edgeCert, edgeK
 		OwnHTTP: at(own, portHTTP), OwnHTTPS: at(own, portHTTPS), Admin: node.Admin,
 		EdgeCert: edgeCert, EdgeKey: edgeKey, AdminCert: cert, AdminKey: key,
 		AdminTokenHash: hashOf(b.keys.tokens.Admin), PermitLoopback: true,
-		Peer: node.Peer, HTTP3: true,
+		Peer: node.Peer, HTTP3: true, Engine: b.engine,
 	}
 	for _, other := range cell.Nodes {
 		if other.ID != node.ID {

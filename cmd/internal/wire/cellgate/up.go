@@ -26,6 +26,7 @@ type Options struct {
 	Timing   bootstrap.Timing
 	Limit    cells.MilliRPS // of every cell, in thousandths of a request per second
 	Patience time.Duration  // how long a start may take
+	Engine   string         // of the proxies: "loop" or "goroutine"; empty = their default
 	// Netns is the prefix of the network namespaces that processes run in, see builder.inside; empty = all run in ours.
 	Netns string
 }
@@ -36,6 +37,9 @@ func (o Options) validate() error {
 	}
 	if err := o.Size.validate(); err != nil {
 		return err
+	}
+	if o.Engine != "" && o.Engine != "loop" && o.Engine != "goroutine" {
+		return fmt.Errorf("--engine %q is none of loop, goroutine", o.Engine)
 	}
 	t := o.Timing
 	for _, f := range []struct {
@@ -156,7 +160,7 @@ func (w *world) prepare(ctx context.Context, bin string) error {
 		return fmt.Errorf("keys: %w", err)
 	}
 	w.keys = keys
-	b := &builder{layout: w.layout, home: w.home, keys: keys, bin: bin, timing: w.opts.Timing, netns: netnsPrefix(w.opts.Netns)}
+	b := &builder{layout: w.layout, home: w.home, keys: keys, bin: bin, timing: w.opts.Timing, engine: w.opts.Engine, netns: netnsPrefix(w.opts.Netns)}
 	if w.made, err = b.build(); err != nil {
 		return fmt.Errorf("bootstrap files: %w", err)
 	}
