@@ -1,6 +1,7 @@
 package engine_test
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"maps"
@@ -11,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/quic-go/qpack"
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 
 	"github.com/cellgate/cellgate/proxy"
 	. "github.com/cellgate/cellgate/proxy/engine"
@@ -52,7 +55,8 @@ func (s *sample) http1() string {
 	return b.String() + "\r\n"
 }
 
-func (s *sample) http3() string {
+// head is that of HTTP/2 and HTTP/3: names and values.
+func (s *sample) head() []string {
 	fields := []string{":method", s.method, ":scheme", "https", ":authority", "a.example", ":path", s.target}
 	if s.method == "CONNECT" {
 		fields = []string{":method", "CONNECT", ":authority", s.target}
@@ -63,7 +67,11 @@ func (s *sample) http3() string {
 	if s.body != "" && s.trailers == nil {
 		fields = append(fields, "content-length", strconv.Itoa(len(s.body)))
 	}
-	b := fieldSection(fields...)
+	return fields
+}
+
+func (s *sample) http3() string {
+	b := fieldSection(s.head()...)
 	if s.body != "" {
 		b += frame3(http3.FrameData, s.body)
 	}
@@ -107,7 +115,7 @@ func samples() map[string]sample {
 		"h2c":                      {method: "GET", target: "/ok", fields: []string{"Connection", "Upgrade, HTTP2-Settings", "Upgrade", "h2c", "HTTP2-Settings", "AA"}},
 		"named fields":             {method: "GET", target: "/ok", fields: []string{"Connection", "X-A, X-Request-Timeout-Ms", "X-A", "1", "X-B", "2"}},
 		"keep-alive":               {method: "GET", target: "/ok", fields: []string{"Keep-Alive", "1"}},
-		"two lengths":              {method: "POST", target: "/ok", fields: []string{"Content-Length", "4"}, body: "hello"},
+		"two lengths":              {method: "POST", target: "/ok", fields: []string{"Content-Length", "4", "Content-Length", "5"}},
 		"two equal lengths":        {method: "POST", target: "/ok", fields: []string{"Content-Length", "5"}, body: "hello"},
 		"answered in chunks":       {method: "GET", target: "/chunks"},
 		"answered with trailers":   {method: "GET", target: "/trailers"},
@@ -269,6 +277,56 @@ func overHTTP1(t *testing.T, w *world, s sample, seen chan string) string {
 	return outcome(res.StatusCode, res.Header, lines(res.Trailer), string(body), err != nil, seen)
 }
 
+func overHTTP2(w *world, s sample, seen chan string) string {
+	c := w.dial()
+	defer c.Close()
+	f := http2.NewFramer(c, c.r)
+	f.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+	_, _ = io.WriteString(c, http2.ClientPreface)
+	_ = f.WriteSettings()
+	block := func(fields []string) []byte {
+		var b bytes.Buffer
+		enc := hpack.NewEncoder(&b)
+		for i := 0; i < len(fields); i += 2 {
+			_ = enc.WriteField(hpack.HeaderField{Name: fields[i], Value: fields[i+1]})
+		}
+		return b.Bytes()
+	}
+	_ = f.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block(s.head()), EndHeaders: true, EndStream: s.body == ""})
+	if s.body != "" {
+		_ = f.WriteData(1, s.trailers == nil, []byte(s.body))
+	}
+	if s.trailers != nil {
+		_ = f.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block(s.trailers), EndHeaders: true, EndStream: true})
+	}
+	status, fields, trailers, body, cut := 0, http.Header{}, []string(nil), "", false
+	for ended := false; !ended; {
+		frame, err := f.ReadFrame()
+		switch frame := frame.(type) {
+		case *http2.MetaHeadersFrame:
+			h := http.Header{}
+			for _, field := range frame.RegularFields() {
+				h.Add(field.Name, field.Value)
+			}
+			if said := frame.PseudoValue("status"); said != "" {
+				status, _ = strconv.Atoi(said)
+				fields = h
+			} else {
+				trailers = lines(h)
+			}
+			ended = frame.StreamEnded()
+		case *http2.DataFrame:
+			body += string(frame.Data())
+			ended = frame.StreamEnded()
+		case *http2.RSTStreamFrame:
+			ended, cut = true, status > 0
+		default:
+			ended, cut = err != nil, err != nil && status > 0
+		}
+	}
+	return outcome(status, fields, trailers, body, cut, seen)
+}
+
 func overHTTP3(r *h3Raw, s sample, seen chan string) string {
 	b, err := io.ReadAll(r.request(s.http3(), true))
 	status, fields, trailers, body := 0, http.Header{}, []string(nil), ""
@@ -324,6 +382,13 @@ func TestEnginesAndProtocolsAgree(t *testing.T) {
 	if loops := engines()["loop"]; loops != nil {
 		over1("loop", loops, nil)
 	}
+	over2 := func(name string, kind maker, differs map[string]string) {
+		seen := make(chan string, 10)
+		w := start(t, kind, answerer(t, seen), setup{silent: true})
+		ways = append(ways, way{name, func(s sample) string { return overHTTP2(w, s, seen) }, differs})
+	}
+	over2("HTTP/2", goroutines, otherOverHTTP3())
+	over2("nethttp, HTTP/2", standard, laxNetHTTP2())
 	seen := make(chan string, 10)
 	r := start(t, goroutines, answerer(t, seen), setup{silent: true, h3: true}).h3Dial(control)
 	ways = append(ways, way{"HTTP/3", func(s sample) string { return overHTTP3(r, s, seen) }, otherOverHTTP3()})
@@ -331,7 +396,7 @@ func TestEnginesAndProtocolsAgree(t *testing.T) {
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		s, want := all[name], ""
 		for i, w := range ways {
-			if s.raw != "" && w.name == "HTTP/3" {
+			if s.raw != "" && strings.Contains(w.name, "HTTP/") {
 				continue
 			}
 			got := w.ask(s)
@@ -371,11 +436,21 @@ func laxNetHTTP() map[string]string {
 	return differs
 }
 
-// otherOverHTTP3 is where a request means something else: the fields of a connection make one malformed (RFC 9114, section 4.2).
+// otherOverHTTP3 is where a request means something else, over HTTP/2 as well: the fields of a connection make one malformed
+// (RFC 9113, section 8.2.2, and RFC 9114, section 4.2).
 func otherOverHTTP3() map[string]string {
 	differs := map[string]string{}
 	for _, name := range []string{"an upgrade", "h2c", "keep-alive", "named fields"} {
 		differs[name] = "a field of HTTP/1 connections"
+	}
+	return differs
+}
+
+// laxNetHTTP2 is where net/http's HTTP/2 does less, or refuses in its own words or without any.
+func laxNetHTTP2() map[string]string {
+	differs := map[string]string{"trailers": "only trailers that are announced are kept"}
+	for _, name := range []string{"a broken escape", "an upgrade", "h2c", "keep-alive", "named fields"} {
+		differs[name] = "refused by net/http"
 	}
 	return differs
 }
