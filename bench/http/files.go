@@ -42,7 +42,7 @@ func (s *stage) files() error {
 	texts := map[string]string{
 		"backend.conf": s.backend(), "nginx.conf": s.nginx(), "haproxy.conf": s.haproxy(),
 		"full.yaml": s.document(true), "bare.yaml": s.document(false),
-		"jwks": jwks(&idp.PublicKey), "1k": strings.Repeat("x", 1000), "100k": strings.Repeat("x", 100_000),
+		"jwks": keySet(&idp.PublicKey), "1k": strings.Repeat("x", 1000), "100k": strings.Repeat("x", 100_000),
 	}
 	if texts["cert.pem"], texts["key.pem"], err = certificate(edge); err != nil {
 		return err
@@ -56,6 +56,11 @@ func (s *stage) files() error {
 		return err
 	}
 	texts["token"], texts["tokens"] = list[0], strings.Join(list, "\n")+"\n"
+	for _, dir := range []string{"steady", "swapping"} {
+		if err := os.Mkdir(s.path(dir), 0o700); err != nil {
+			return err
+		}
+	}
 	for name, text := range texts {
 		if err := os.WriteFile(s.path(name), []byte(text), 0o644); err != nil { //nolint:gosec // nginx's worker reads them as another user
 			return err
@@ -185,8 +190,8 @@ func encode(kind string, der []byte) string {
 
 func url64(b []byte) string { return base64.RawURLEncoding.EncodeToString(b) }
 
-// jwks is the provider's key set (RFC 7517).
-func jwks(key *ecdsa.PublicKey) string {
+// keySet is the provider's key set (RFC 7517).
+func keySet(key *ecdsa.PublicKey) string {
 	raw, err := key.Bytes() // 4, X, Y
 	if err != nil {
 		panic(err) // a key that was just made

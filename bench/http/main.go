@@ -23,6 +23,13 @@ import (
 )
 
 func main() {
+	if len(os.Args) > 1 && os.Args[1] == "node" {
+		if err := node(os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, "bench/http node:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	var o options
 	rowsFlag := flag.String("rows", "", "rows to measure, with commas between; all unless given")
 	flag.IntVar(&o.rounds, "rounds", 6, "rounds per row")

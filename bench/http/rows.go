@@ -20,6 +20,7 @@ type row struct {
 	user       bool // count user time alone, and the difference to the candidate "bare"
 	bound      map[string]bound
 	unfilled   bool // the load can't saturate a core: utilisation is not asked for
+	swap       bool // compare throughput and memory with the candidate "steady"
 }
 
 // candidate is one process under measurement and where it takes this row's load.
@@ -50,6 +51,8 @@ func rows() []row {
 			candidates: []candidate{{"bare", "bare", ownBare}, {ours, "cellgate", ownPlain}}},
 		{name: "large", what: "HTTP/1.1, 64 connections, 100 KB", load: load{paths: large, connections: 64},
 			candidates: three(nginxPlain, haproxyPlain, ownPlain), bound: map[string]bound{"nginx": {1.2, 1}}},
+		{name: "swap", what: "a snapshot of 100,000 routes with 1% changed shards every second", load: load{paths: spread, connections: 64}, swap: true,
+			candidates: []candidate{{"steady", "steady", ownSteady}, {ours, "swapping", ownSwapping}}},
 	}
 }
 
@@ -58,6 +61,7 @@ type sample struct {
 	cost     float64 // µs of CPU per request
 	rate     float64 // requests per second
 	busy     float64 // share of its core
+	memory   float64 // MB resident afterwards
 	p50, p99 time.Duration
 	void     string // why it doesn't count; empty = it does
 }
@@ -102,12 +106,12 @@ func (r *result) valid(name string, value func(sample) float64) []float64 {
 }
 
 // against is the median, over rounds in which both count, of how we compare with the peer.
-func (r *result) against(peer string, compare func(own, peer float64) float64) (median float64, rounds int) {
+func (r *result) against(peer string, compare func(own, peer sample) float64) (median float64, rounds int) {
 	var vs []float64
 	for _, round := range r.rounds {
 		own, other := round[ours], round[peer]
 		if own.void == "" && other.void == "" {
-			vs = append(vs, compare(own.cost, other.cost))
+			vs = append(vs, compare(own, other))
 		}
 	}
 	return medianOf(vs), len(vs)
@@ -130,12 +134,18 @@ func (r *result) print(w io.Writer) {
 		fmt.Fprintf(w, "  %-9s %7.2f µs   p50 %v  p99 %v   (%d of %d rounds)\n", c.name, medianOf(cost), p50, p99, len(cost), len(r.rounds))
 	}
 	if r.row.user {
-		added, n := r.against("bare", func(own, bare float64) float64 { return own - bare })
+		added, n := r.against("bare", func(own, bare sample) float64 { return own.cost - bare.cost })
 		fmt.Fprintf(w, "  %-20s %.2f µs   must ≤ 2, aim ≤ 1   (%d rounds)\n\n", "added", added, n)
 		return
 	}
+	if r.row.swap {
+		rate, n := r.against("steady", func(own, other sample) float64 { return own.rate / other.rate })
+		memory, _ := r.against("steady", func(own, other sample) float64 { return own.memory / other.memory })
+		fmt.Fprintf(w, "  %-20s %.2f   must ≥ 0.95\n  %-20s %.2f   must ≤ 1.30   (%d rounds)\n\n", "throughput", rate, "memory", memory, n)
+		return
+	}
 	for _, peer := range slices.SortedFunc(maps.Keys(r.row.bound), cmp.Compare) {
-		ratio, n := r.against(peer, func(own, other float64) float64 { return own / other })
+		ratio, n := r.against(peer, func(own, other sample) float64 { return own.cost / other.cost })
 		b := r.row.bound[peer]
 		fmt.Fprintf(w, "  %-20s %.2f   must ≤ %.2f %s, aim ≤ %.2f %s   (%d rounds)\n", ours+" ÷ "+peer, ratio, b.must, mark(ratio, b.must), b.aim, mark(ratio, b.aim), n)
 	}

@@ -27,6 +27,8 @@ const (
 	ownPlain
 	ownTLS
 	ownBare
+	ownSteady
+	ownSwapping
 )
 
 // stage is the processes of the measurement: backend, peers, and ours with and without policies.
@@ -56,13 +58,22 @@ func (s *stage) start() error {
 		}
 		return args
 	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	swapping := func(name string, port int, more ...string) []string {
+		return append([]string{"-c", "0", self, "node", "--document", s.path("full.yaml"), "--http", s.at(port), "--dir", s.path(name)}, more...)
+	}
 	for name, args := range map[string][]string{
 		"backend": {"-c", "1", "nginx", "-c", s.path("backend.conf")},
 		"nginx":   {"-c", "0", "nginx", "-c", s.path("nginx.conf")},
 		"haproxy": {"-c", "0", "haproxy", "-db", "-f", s.path("haproxy.conf")},
 		"cellgate": own("full", "--http", s.at(ownPlain), "--https", s.at(ownTLS), "--cert", s.path("cert.pem"), "--key", s.path("key.pem"),
 			"--access-log", s.path("access.log")),
-		"bare": own("bare", "--http", s.at(ownBare)),
+		"bare":     own("bare", "--http", s.at(ownBare)),
+		"steady":   swapping("steady", ownSteady),
+		"swapping": swapping("swapping", ownSwapping, "--swap"),
 	} {
 		if err := s.spawn(name, args); err != nil {
 			return err
@@ -99,13 +110,13 @@ func (s *stage) ready() error {
 	}
 	client := &http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true,
 		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}} //nolint:gosec // our own certificate of a minute ago
-	for port := backendPort; port <= ownBare; port++ {
+	for port := backendPort; port <= ownSwapping; port++ {
 		scheme := "http"
 		if port == nginxTLS || port == nginxH2 || port == haproxyTLS || port == ownTLS {
 			scheme = "https"
 		}
 		last := errors.New("not asked")
-		for end := time.Now().Add(30 * time.Second); last != nil && time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+		for end := time.Now().Add(2 * time.Minute); last != nil && time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
 			last = ask(client, scheme+"://"+s.at(port)+"/v1/s1/items/1", string(token))
 		}
 		if last != nil {
@@ -177,12 +188,18 @@ func (s *stage) sample(r row, c candidate, o options) (sample, error) {
 	if err != nil {
 		return sample{}, err
 	}
-	if err := os.Truncate(s.path("access.log"), 0); err != nil {
+	memory, err := resident(pid)
+	if err != nil {
 		return sample{}, err
+	}
+	for _, log := range []string{"access.log", "steady/access.log", "swapping/access.log"} {
+		if err := os.Truncate(s.path(log), 0); err != nil {
+			return sample{}, err
+		}
 	}
 	used := after - before
 	one := sample{cost: float64(used.Nanoseconds()) / 1e3 / float64(max(d.answers, 1)), rate: float64(d.answers) / d.took.Seconds(),
-		busy: used.Seconds() / d.took.Seconds(), p50: d.p50, p99: d.p99}
+		busy: used.Seconds() / d.took.Seconds(), memory: memory, p50: d.p50, p99: d.p99}
 	switch {
 	case d.failed || d.answers == 0:
 		one.void = "void: errors"
@@ -190,6 +207,16 @@ func (s *stage) sample(r row, c candidate, o options) (sample, error) {
 		one.void = "void: idle"
 	}
 	return one, nil
+}
+
+// resident is a process's memory in MB.
+func resident(pid int) (float64, error) {
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
+	if err != nil {
+		return 0, err
+	}
+	pages, err := strconv.ParseFloat(strings.Fields(string(raw))[1], 64)
+	return pages * float64(os.Getpagesize()) / 1e6, err
 }
 
 // spent is the CPU time of a process and its children: exact from the scheduler, or user time alone from clock ticks.
