@@ -48,6 +48,7 @@ e2e:
 # iproute2 are needed, for network namespaces): worlds of their own. And steering at its full size, with many more random worlds.
 e2e-long: build
 	$(GO) test -tags long ./globalrouter/steer
+	$(GO) test -tags long -run PlanOf200 ./regionctl
 	CELLGATE_TEST_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 10m -tags long -run 'Losses|Operators|TailOf|Partitions' ./test/e2e
 
 # The conformance suite of HTTP/2, over TLS and with prior knowledge; needs openssl and curl, and the module proxy for h2spec.

@@ -42,8 +42,8 @@ func floors() map[string]int {
 		"store": hands, "trust": hands, "nodeapi": hands, "proxy": hands, "globalrouter": hands, "regionctl": hands,
 		"health/probe": hands, "capacity/planner": hands, "discovery": hands, "certs": hands, "console": hands,
 
-		"cmd": wiring, "sim": wiring,
-		"internal": beside, "test": beside, "bench": beside,
+		"cmd": wiring, "sim": wiring, "bench": wiring,
+		"internal": beside, "test": beside,
 	}
 }
 
