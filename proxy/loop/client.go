@@ -106,7 +106,9 @@ func (c *client) goOn() {
 	case c.state == busy:
 		c.flight.goOn()
 	case c.state == waiting && c.w > c.r:
-		c.head()
+		if c.head(); c.state == heading && c.canRead { // the rest may have come while the last exchange was under way
+			c.readHead()
+		}
 	case c.canRead:
 		c.readable()
 	}
@@ -375,7 +377,7 @@ func (c *client) forget() {
 	l := c.l
 	l.wheel.stop(&c.timer)
 	l.leave(c.slot)
-	c.fd = -1
+	c.fd, c.canRead = -1, false
 	c.rest()
 	if c.out != nil {
 		l.buffers.put(c.out)
