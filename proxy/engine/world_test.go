@@ -119,6 +119,11 @@ func each(t *testing.T, test func(t *testing.T, start starter)) {
 // eachSecure does it for clients over TLS as well.
 func eachSecure(t *testing.T, test func(t *testing.T, start starter)) {
 	each(t, test)
+	eachOverTLS(t, test)
+}
+
+// eachOverTLS does it for clients over TLS alone.
+func eachOverTLS(t *testing.T, test func(t *testing.T, start starter)) {
 	cert, roots := selfSigned(t)
 	for name, kind := range engines() {
 		t.Run(name+" over TLS", func(t *testing.T) {

@@ -227,6 +227,7 @@ func (l *loop) guarded(do func()) (ok bool) {
 	defer func() {
 		if fault := recover(); fault != nil {
 			l.e.opts.Log.Error("panic on a connection", "panic", fault, "stack", string(debug.Stack()))
+			l.sealed = l.sealed[:0] // it is nobody else's
 			if c := l.slots[l.current].client; c != nil {
 				c.drop()
 			}

@@ -145,38 +145,42 @@ func (s *secure) flush() bool {
 	return ok
 }
 
-// read reads what there is into b.
+// unread is how much may wait for a client that is still listened to: an answer's share of it, and answers to updates of
+// keys, which it can ask for as often as it likes.
+const unread = 4 * bigSize
+
+// read reads what there is into b, and sends what crypto/tls answers to it.
 func (s *secure) read(b []byte) (n int, more bool) {
+	n, more = s.decrypt(b)
+	s.keep()
+	if len(s.c.l.sealed) > 0 && (!s.flush() || len(s.c.out) > unread) {
+		return 0, false
+	}
+	return n, more
+}
+
+func (s *secure) decrypt(b []byte) (n int, more bool) {
 	c := s.c
-	defer s.keep()
 	for n < len(b) {
 		m, err := s.conn.Read(b[n:])
 		n += m
-		if err == nil {
-			if n < len(b) && s.empty() {
-				c.canRead = false
-				return n, true
-			}
-			continue
-		}
-		if errors.Is(err, errAgain{}) {
+		switch {
+		case err == nil && n < len(b) && s.empty():
 			c.canRead = false
-			err = nil
-		} else if n > 0 {
-			err = nil // it comes again
+			return n, true
+		case err == nil:
+		case errors.Is(err, errAgain{}):
+			c.canRead = false
+			return n, true
+		default:
+			return n, n > 0 // the error comes again
 		}
-		if len(c.l.sealed) > 0 && !s.flush() { // an answer to an update of keys
-			return 0, false
-		}
-		return n, err == nil
 	}
 	return n, true
 }
 
 // empty says that nothing is left to be read, neither in crypto/tls nor in the socket. It holds after a read that left room.
-func (s *secure) empty() bool {
-	return len(s.staged) == 0 && !s.canRead && s.record.whole() && len(s.c.l.sealed) == 0
-}
+func (s *secure) empty() bool { return len(s.staged) == 0 && !s.canRead && s.record.whole() }
 
 // keep saves what is staged in the loop's buffer, which the next client uses.
 func (s *secure) keep() {
