@@ -228,3 +228,19 @@ func TestEveryChangeIsInTheAuditWithWhoAndWhy(t *testing.T) {
 		}
 	}
 }
+
+// Who is given a number may ask at once what becomes of it.
+func TestAVersionHasARolloutFromTheMomentItHasANumber(t *testing.T) {
+	t.Parallel()
+	w := quiet(t)
+	for routes := 3; routes < 9; routes++ {
+		p := w.publishRoutes("eu-west", routes)
+		var d RolloutStatus
+		if code, f := w.ask("eu-west", "GET", fmt.Sprintf("/v1/rollouts/%d", p.Version), nil, &d); code != http.StatusOK || d.Version != p.Version || d.State == "" {
+			t.Fatalf("version %d: %d %v %+v", p.Version, code, f, d)
+		}
+	}
+	if code, _ := w.ask("eu-west", "GET", "/v1/rollouts/99", nil, nil); code != http.StatusNotFound {
+		t.Errorf("a version that nobody has published: %d", code)
+	}
+}

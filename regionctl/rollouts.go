@@ -265,11 +265,8 @@ func (c *Controller) mirroredRollout() rollout.State {
 // currentRollout is the running rollout, or nil.
 func (c *Controller) currentRollout() *RolloutStatus {
 	s := c.mirroredRollout()
-	if n := c.headNumber(); !s.Active() && n > latest(s) {
-		return &RolloutStatus{Version: n, Previous: s.Stable.Number, State: string(rollout.Pending), Why: "published; the leader has not begun yet"}
-	}
 	if !s.Active() {
-		return nil
+		return c.comingRollout(c.headNumber())
 	}
 	d := c.describeRollout(s)
 	return &d
@@ -354,11 +351,28 @@ func (c *Controller) getRollout(r *call) (any, error) {
 	if err != nil {
 		return nil, badRequest("%q is no version number", word)
 	}
-	d, _, ok := read[RolloutStatus](c.intent, store.KeyPastRollout(n))
-	if !ok {
-		return nil, notFound("no rollout of version %d", n)
+	if d, _, ok := read[RolloutStatus](c.intent, store.KeyPastRollout(n)); ok {
+		return d, nil
 	}
-	return d, nil
+	if d := c.comingRollout(n); d != nil {
+		return d, nil
+	}
+	return nil, notFound("no rollout of version %d", n)
+}
+
+// comingRollout is that of a version which was published and waits for its turn, or nil.
+func (c *Controller) comingRollout(n uint64) *RolloutStatus {
+	s := c.mirroredRollout()
+	d := &RolloutStatus{Version: n, Previous: s.Stable.Number, State: string(rollout.Pending)}
+	switch {
+	case s.Next != nil && n == s.Next.Version.Number:
+		d.Why = fmt.Sprintf("waits until version %d is done", s.Version.Number)
+	case n > latest(s) && n <= c.headNumber():
+		d.Why = "published; the leader has not begun yet"
+	default:
+		return nil
+	}
+	return d
 }
 
 // postRolloutOrder applies pause, resume, promote or abort to the stored state; the leader goes on from there.

@@ -80,6 +80,7 @@ func TestAnswersWithoutBodyAndWhatIsSentBehindThem(t *testing.T) {
 					continue // nothing can tell that bytes are about to come
 				}
 				t.Run(fmt.Sprint(name, late), func(t *testing.T) {
+					sent := make(chan struct{})
 					up := scripted(t, func(n int, u *raw) {
 						if _, _, alive := u.request(); !alive {
 							return
@@ -91,6 +92,7 @@ func TestAnswersWithoutBodyAndWhatIsSentBehindThem(t *testing.T) {
 						u.send(c.answer)
 						time.Sleep(late)
 						u.send(stray)
+						close(sent)
 						_, _ = u.r.Peek(1)
 					})
 					w := start(t, up, setup{})
@@ -100,7 +102,7 @@ func TestAnswersWithoutBodyAndWhatIsSentBehindThem(t *testing.T) {
 						t.Fatalf("%v %q %v", err, body, res.Header)
 					}
 					if c.method != "HEAD" || late == 0 { // a HEAD that leaves doubt has no second exchange to wait for
-						time.Sleep(2 * late)
+						<-sent
 					}
 					if _, body, _ := conn.send(get("/")).answer("GET"); body != "ok" {
 						t.Fatalf("the next answer is %q", body)
