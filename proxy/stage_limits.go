@@ -2,10 +2,8 @@ package proxy
 
 import (
 	"math"
-	"sort"
 	"time"
 
-	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/reason"
 	"github.com/cellgate/cellgate/snapshot"
 )
@@ -18,7 +16,7 @@ func limits(x *Exchange) Verdict {
 		claims = append(claims, x.claim(reason.RateTenant, l, r.ID, ""))
 	}
 	if c := x.identity.Consumer; c != "" {
-		if rate := consumerRate(x.table.program.Consumers, c); rate > 0 {
+		if rate := x.table.program.Rate(c); rate > 0 {
 			claims = append(claims, x.claim(reason.RateConsumer, snapshot.Rate{Requests: rate, Per: time.Second}, "", c))
 		}
 	}
@@ -62,14 +60,6 @@ func (x *Exchange) caller() string {
 		}
 	}
 	return x.clientText
-}
-
-func consumerRate(all []program.Consumer, id string) uint64 {
-	i := sort.Search(len(all), func(i int) bool { return all[i].ID >= id })
-	if i < len(all) && all[i].ID == id {
-		return all[i].RatePerSec
-	}
-	return 0
 }
 
 // MaxBody bounds a request body (F5).

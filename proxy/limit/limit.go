@@ -17,6 +17,7 @@ package limit
 import (
 	"hash/maphash"
 	"math"
+	"math/bits"
 	"time"
 )
 
@@ -69,25 +70,22 @@ type Decision struct {
 // Key hashes the bucket's name; the hash is keyed with the table's own random seeds. The tenant is part of every key (A10).
 // Scope is what the limit is written on (the route's id; empty for a plan's rate), id is whose requests are counted.
 func (t *Table) Key(kind Kind, tenant, scope, id string) Key {
-	var h maphash.Hash
-	h.SetSeed(t.seeds[0])
-	name(&h, kind, tenant, scope)
-	group := h.Sum64()
-	_, _ = h.WriteString(id)
-	k := Key{hi: h.Sum64(), group: group}
-	h.SetSeed(t.seeds[1])
-	name(&h, kind, tenant, scope)
-	_, _ = h.WriteString(id)
-	k.lo = h.Sum64() | 1 // never 0, which marks an empty place
-	return k
+	group := t.hash(0, kind, tenant, scope)
+	return Key{
+		group: group,
+		hi:    mix(group, maphash.String(t.seeds[0], id)),
+		lo:    mix(t.hash(1, kind, tenant, scope), maphash.String(t.seeds[1], id)) | 1, // never 0, which marks an empty place
+	}
 }
 
-func name(h *maphash.Hash, kind Kind, tenant, scope string) {
-	_ = h.WriteByte(byte(kind))
-	_, _ = h.WriteString(tenant)
-	_ = h.WriteByte(0)
-	_, _ = h.WriteString(scope)
-	_ = h.WriteByte(0)
+func (t *Table) hash(seed int, kind Kind, tenant, scope string) uint64 {
+	return mix(maphash.String(t.seeds[seed], tenant)+uint64(kind), maphash.String(t.seeds[seed], scope))
+}
+
+// mix makes one hash of two, which are to differ in their order as well: the halves of a product, folded (wyhash).
+func mix(a, b uint64) uint64 {
+	hi, lo := bits.Mul64(a^0xa0761d6478bd642f, b^0xe7037ed1a0b428db)
+	return hi ^ lo
 }
 
 // admit is GCRA: the bucket's number after one more request at now, and whether that request is admitted.

@@ -68,7 +68,9 @@ func (p *Program) compileCallers(s *snapshot.Snapshot, shared *snapshot.Config, 
 	for _, plan := range shared.Plans {
 		plans[plan.ID] = plan.RatePerSec
 	}
+	p.rates = make(map[string]uint64, len(shared.Consumers))
 	for _, c := range shared.Consumers {
+		p.rates[c.ID] = plans[c.Plan]
 		p.Consumers = append(p.Consumers, Consumer{ID: c.ID, Plan: c.Plan, RatePerSec: plans[c.Plan]})
 	}
 	for _, ref := range s.Manifest.Shards {

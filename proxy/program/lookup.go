@@ -1,9 +1,6 @@
 package program
 
 import (
-	"cmp"
-	"slices"
-
 	"github.com/cellgate/cellgate/proxy/route"
 	"github.com/cellgate/cellgate/reason"
 	"github.com/cellgate/cellgate/snapshot"
@@ -33,11 +30,8 @@ func (p *Program) tenant(n int32) string {
 	return p.tenants[n]
 }
 
-// Consumer finds a consumer by id; the number indexes Consumers.
-func (p *Program) Consumer(id string) (consumer int32, ok bool) {
-	i, ok := slices.BinarySearchFunc(p.Consumers, id, func(c Consumer, id string) int { return cmp.Compare(c.ID, id) })
-	return int32(i), ok
-}
+// Rate is what the consumer's plan gives it per second; 0 = no limit, or no such consumer.
+func (p *Program) Rate(consumer string) uint64 { return p.rates[consumer] }
 
 // Routes is the number of routes.
 func (p *Program) Routes() int {

@@ -23,6 +23,7 @@ type Program struct {
 	Consumers []Consumer          // sorted by id
 	Identity  Identity            // CompileIdentity over policies and consumers
 
+	rates   map[string]uint64 // of the consumers' plans, by consumer
 	index   *route.Index
 	shards  []*shard // in the order of the index's tables
 	tenants []string

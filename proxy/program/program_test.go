@@ -124,11 +124,11 @@ func TestTheTenantComesFromTheHostAlone(t *testing.T) {
 
 func TestConsumersAreFoundByKeyAndById(t *testing.T) {
 	p := compile(t, text(), nil)
-	if i, ok := p.Consumer("acme"); !ok || p.Consumers[i].RatePerSec != 50 {
-		t.Fatalf("%d %v %+v", i, ok, p.Consumers)
+	if got := p.Rate("acme"); got != 50 {
+		t.Errorf("the plan of acme gives %d", got)
 	}
-	if _, ok := p.Consumer("nobody"); ok {
-		t.Fatal("found nobody")
+	if got := p.Rate("nobody"); got != 0 {
+		t.Errorf("the plan of nobody gives %d", got)
 	}
 	if p.Identity.APIKeys == nil {
 		t.Fatal("no key table")
