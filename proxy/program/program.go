@@ -73,9 +73,8 @@ const (
 
 // Consumer is a client organisation with its rate.
 type Consumer struct {
-	ID         string
-	Plan       string
-	RatePerSec uint64 // 0 = no limit
+	ID   string
+	Plan string
 }
 
 // Request is what routing looks at. Host is in the form of path.Host. Headers may be nil.
