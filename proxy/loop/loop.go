@@ -180,7 +180,7 @@ func (l *loop) run() {
 	runtime.LockOSThread() // no UnlockOSThread: the thread ends with the loop
 	for !l.ending || l.clients > 0 {
 		n := 0
-		if len(l.again)+len(l.sending) > 0 {
+		if len(l.again)+len(l.sending) > 0 || l.awaited() {
 			n = l.poll()
 		} else {
 			n = l.sleep(l.wheel.wait(l.now))
@@ -255,6 +255,16 @@ func (l *loop) quiet(n int) {
 		}
 	}
 	l.released = l.released[:0]
+}
+
+// awaited says whether somebody waits in line for what was laid aside. Who comes into the line from now on wakes the loop.
+func (l *loop) awaited() bool {
+	for _, u := range l.released {
+		if u.lane.pool.Wanted() {
+			return true
+		}
+	}
+	return false
 }
 
 // send gives the attempts that wait for it a connection. They wait since the last turn, so that a pooled connection is

@@ -1,0 +1,39 @@
+package engine_test
+
+import (
+	"testing"
+	"time"
+)
+
+// Those who wait in a pool's queue are served one after the other, though clients and upstream are silent otherwise: nothing
+// but the end of one exchange tells of the connection that the next one can have.
+func TestAQueueMovesOnByItself(t *testing.T) {
+	each(t, func(t *testing.T, start starter) {
+		up := scripted(t, func(_ int, c *raw) {
+			for {
+				if _, _, ok := c.request(); !ok {
+					return
+				}
+				time.Sleep(20 * time.Millisecond) // the others come to wait meanwhile
+				c.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+			}
+		})
+		w := start(t, up, setup{document: `
+version: v1
+routes:
+  - {id: any, match: {host: a.example, path_prefix: /, allow_catch_all: true}, upstream: up, timeout: 4s}
+upstreams:
+  - {id: up, endpoints: ["UP"], pool: {max_connections: 1, max_pending: 16}}
+`})
+		const waiting = 8 // some of them where the connection is, some elsewhere
+		var clients []*raw
+		for range 1 + waiting {
+			clients = append(clients, w.dial().send(get("/x")))
+		}
+		for i, c := range clients {
+			if res, body, err := c.answer("GET"); err != nil || res.StatusCode != 200 {
+				t.Errorf("client %d: %v %s %v", i, res, body, err)
+			}
+		}
+	})
+}
