@@ -71,7 +71,7 @@ func (p *Program) compileCallers(s *snapshot.Snapshot, shared *snapshot.Config, 
 	p.rates = make(map[string]uint64, len(shared.Consumers))
 	for _, c := range shared.Consumers {
 		p.rates[c.ID] = plans[c.Plan]
-		p.Consumers = append(p.Consumers, Consumer{ID: c.ID, Plan: c.Plan})
+		p.Consumers = append(p.Consumers, Consumer{ID: c.ID})
 	}
 	for _, ref := range s.Manifest.Shards {
 		if ref.Key == snapshot.KeyConsumers || ref.Key == snapshot.KeyPolicies {

@@ -71,11 +71,8 @@ const (
 	On504
 )
 
-// Consumer is a client organisation with its rate.
-type Consumer struct {
-	ID   string
-	Plan string
-}
+// Consumer is a client organisation.
+type Consumer struct{ ID string }
 
 // Request is what routing looks at. Host is in the form of path.Host. Headers may be nil.
 type Request = route.Request
