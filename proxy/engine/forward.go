@@ -52,9 +52,7 @@ func forward(x *proxy.Exchange, cl client) (clean bool) {
 	if x.Tunnel && !leavesHTTP(cl) {
 		return f.fail(reason.UpgradeRefused)
 	}
-	if f.now = x.Start; !f.full || len(f.body) > 0 || x.Parked {
-		f.now = time.Now()
-	}
+	f.now = time.Now() // the head may have come slowly, which is no time of the upstream's
 	for {
 		x.Machine.Replayable = f.full
 		clean, here := f.attempts()
