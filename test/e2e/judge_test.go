@@ -25,11 +25,12 @@ import (
 	"github.com/cellgate/cellgate/test/harness"
 )
 
-// Every node of the world gets perNode requests per second, so the canary does, whichever node is drawn.
+// Every node of the world gets perNode requests per second, so the canary does, whichever node is drawn. To the proxies there
+// are two clients, a user and an address. The address asks for well over half: less would be a client that fails alone.
 const (
 	judgeBake  = 60 * time.Second
-	ordersRate = 120 // with a token
-	otherRate  = 120 // public
+	ordersRate = 80  // with a token
+	otherRate  = 160 // public
 	echoRate   = 10  // a route with little traffic
 	perNode    = ordersRate + otherRate + echoRate
 )
@@ -143,7 +144,6 @@ func (j *judged) serveOdd(t *testing.T) string {
 		portSlow:    func(w http.ResponseWriter, _ *http.Request) { time.Sleep(j.slow); answer(w) },
 		portTail: func(w http.ResponseWriter, _ *http.Request) {
 			if rand.Float64() < .15 { // a twentieth of all, if it is one of three
-
 				time.Sleep(j.slow)
 			}
 			answer(w)
