@@ -14,7 +14,7 @@ CC_FOUND := $(shell command -v $$($(GO) env CC) 2>/dev/null)
 RACE     := $(if $(CC_FOUND),-race,)
 UNIT      = $(shell $(GO) list ./... | grep -v '/test/')
 
-.PHONY: all build up down test unit unit-long e2e e2e-long e2e-judge h2spec h3smoke check lint fuzz bench bench-http bench-dns simulate soak drills clean
+.PHONY: all build up down test unit unit-long e2e e2e-long e2e-partitions e2e-judge h2spec h3smoke check lint fuzz bench bench-http bench-dns simulate soak drills clean
 
 # What `make soak` does to a world is its seed's (0 = a new one), for SOAK_TIME.
 SOAK_SEED ?= 0
@@ -44,12 +44,16 @@ unit:
 e2e:
 	CELLGATE_TEST_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 14m -p 2 ./test/...
 
-# Losses without a leader, the tail of an evacuated cell, orders without the global store, partitions (root and
-# iproute2 are needed, for network namespaces): worlds of their own. And steering at its full size, with many more random worlds.
+# Losses without a leader, the tail of an evacuated cell, orders without the global store: worlds of their own. And steering
+# at its full size, with many more random worlds.
 e2e-long: build
 	$(GO) test -tags long ./globalrouter/steer
 	$(GO) test -tags long -run PlanOf200 ./regionctl
-	CELLGATE_TEST_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 10m -tags long -run 'Losses|Operators|TailOf|Partitions' ./test/e2e
+	CELLGATE_TEST_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 10m -tags long -run 'Losses|Operators|TailOf' ./test/e2e
+
+# Partitions of a world whose regions are network namespaces, about four minutes; needs root and iproute2.
+e2e-partitions: build
+	CELLGATE_TEST_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 10m -tags long -v -run Partitions ./test/e2e
 
 # The conformance suite of HTTP/2, over TLS and with prior knowledge; needs openssl and curl, and the module proxy for h2spec.
 h2spec:
