@@ -548,3 +548,33 @@ func BenchmarkAnswer(b *testing.B) {
 		})
 	}
 }
+
+// D9: the zone's own name is steered as any other, without an alias.
+func TestTheApexIsSteered(t *testing.T) {
+	table := steeredTable(t)
+	for _, qtype := range []uint16{dns.TypeA, dns.TypeAAAA} {
+		apex := told(ask(t, table, withECS(query("gw.test.", qtype), 1, 24, 0, 5, 1, 7)))
+		api := told(ask(t, table, withECS(query("api.gw.test.", qtype), 1, 24, 0, 5, 1, 7)))
+		if apex != api || !strings.HasPrefix(apex, "noerror aa ") || strings.Contains(apex, "SOA@") {
+			t.Errorf("%s: %s at the apex, %s below", dns.TypeToString[qtype], apex, api)
+		}
+	}
+}
+
+// D47: after a loss the answers are the other cells' own, of either family.
+func TestAnswersAfterALossAreTheOtherCellsOwn(t *testing.T) {
+	in := steer.Inputs{
+		Topology: cells.Topology{Regions: []cells.Region{
+			{ID: "eu-west", Clients: []netip.Prefix{pre("5.1.0.0/16")}, Cells: []cells.Cell{{ID: "eu-west/a", HTTPS: 1, Limit: 1_000_000, Addresses: []netip.Addr{addr("192.0.2.1"), addr("2001:db8::1")}}}},
+			{ID: "us-east", Clients: []netip.Prefix{pre("6.1.0.0/16")}, Cells: []cells.Cell{{ID: "us-east/a", HTTPS: 1, Limit: 1_000_000, Addresses: []netip.Addr{addr("198.51.100.1"), addr("2001:db8:2::1")}}}},
+		}},
+		Names: map[string]string{"api.gw.test": ""}, TTL: 20 * time.Second, Epoch: 1, Health: map[cells.CellID]health.Status{"eu-west/a": health.Healthy, "us-east/a": health.Unhealthy},
+	}
+	plan := steer.Step(steer.State{}, in, time.Unix(1767225600, 0)).Plan
+	table := mustCompile(t, mustZone(t, testZone), &plan, false)
+	for qtype, want := range map[uint16]string{dns.TypeA: "noerror aa 192.0.2.1", dns.TypeAAAA: "noerror aa 2001:db8::1"} {
+		if got := told(ask(t, table, withECS(query("api.gw.test.", qtype), 1, 24, 0, 6, 1, 7))); got != want {
+			t.Errorf("%s: %s, want %s", dns.TypeToString[qtype], got, want)
+		}
+	}
+}

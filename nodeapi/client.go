@@ -34,6 +34,9 @@ type Options struct {
 	Receive func(*Down)
 	// Polled gets the messages that the second path delivered, under the same promise; nil = Receive.
 	Polled func(*Down)
+	// Leases settles quotas over one connection, until it breaks or ctx ends; it is run with the first of Controllers alone,
+	// whose region the process is of. Nil = none.
+	Leases func(ctx context.Context, client ControllerClient) error
 	// PollEvery is the interval of the second path, ± 20%; 0 = 30 s.
 	PollEvery time.Duration
 	// MaxMessage bounds one received message in bytes; 0 = 64 MiB, far above a plan of 2,000 localities.

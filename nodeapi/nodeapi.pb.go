@@ -848,6 +848,328 @@ func (x *OrdersReply) GetStored() bool {
 	return false
 }
 
+// LeaseAsks has at most 2,048 asks; quota.Ask says what they mean.
+type LeaseAsks struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Seq           uint64                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
+	Asks          []*LeaseAsk            `protobuf:"bytes,2,rep,name=asks,proto3" json:"asks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LeaseAsks) Reset() {
+	*x = LeaseAsks{}
+	mi := &file_nodeapi_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LeaseAsks) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LeaseAsks) ProtoMessage() {}
+
+func (x *LeaseAsks) ProtoReflect() protoreflect.Message {
+	mi := &file_nodeapi_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LeaseAsks.ProtoReflect.Descriptor instead.
+func (*LeaseAsks) Descriptor() ([]byte, []int) {
+	return file_nodeapi_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *LeaseAsks) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *LeaseAsks) GetAsks() []*LeaseAsk {
+	if x != nil {
+		return x.Asks
+	}
+	return nil
+}
+
+type LeaseAsk struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           []byte                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"` // quota.Key
+	Rate          float64                `protobuf:"fixed64,2,opt,name=rate,proto3" json:"rate,omitempty"`
+	Burst         float64                `protobuf:"fixed64,3,opt,name=burst,proto3" json:"burst,omitempty"`
+	Day           uint64                 `protobuf:"varint,4,opt,name=day,proto3" json:"day,omitempty"`
+	Strict        bool                   `protobuf:"varint,5,opt,name=strict,proto3" json:"strict,omitempty"`
+	Scope         uint32                 `protobuf:"varint,6,opt,name=scope,proto3" json:"scope,omitempty"` // quota.Scope
+	Tries         int64                  `protobuf:"varint,7,opt,name=tries,proto3" json:"tries,omitempty"`
+	Elapsed       int64                  `protobuf:"varint,8,opt,name=elapsed,proto3" json:"elapsed,omitempty"`
+	Want          int64                  `protobuf:"varint,9,opt,name=want,proto3" json:"want,omitempty"`
+	Back          int64                  `protobuf:"varint,10,opt,name=back,proto3" json:"back,omitempty"`
+	Debt          int64                  `protobuf:"varint,11,opt,name=debt,proto3" json:"debt,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LeaseAsk) Reset() {
+	*x = LeaseAsk{}
+	mi := &file_nodeapi_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LeaseAsk) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LeaseAsk) ProtoMessage() {}
+
+func (x *LeaseAsk) ProtoReflect() protoreflect.Message {
+	mi := &file_nodeapi_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LeaseAsk.ProtoReflect.Descriptor instead.
+func (*LeaseAsk) Descriptor() ([]byte, []int) {
+	return file_nodeapi_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *LeaseAsk) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *LeaseAsk) GetRate() float64 {
+	if x != nil {
+		return x.Rate
+	}
+	return 0
+}
+
+func (x *LeaseAsk) GetBurst() float64 {
+	if x != nil {
+		return x.Burst
+	}
+	return 0
+}
+
+func (x *LeaseAsk) GetDay() uint64 {
+	if x != nil {
+		return x.Day
+	}
+	return 0
+}
+
+func (x *LeaseAsk) GetStrict() bool {
+	if x != nil {
+		return x.Strict
+	}
+	return false
+}
+
+func (x *LeaseAsk) GetScope() uint32 {
+	if x != nil {
+		return x.Scope
+	}
+	return 0
+}
+
+func (x *LeaseAsk) GetTries() int64 {
+	if x != nil {
+		return x.Tries
+	}
+	return 0
+}
+
+func (x *LeaseAsk) GetElapsed() int64 {
+	if x != nil {
+		return x.Elapsed
+	}
+	return 0
+}
+
+func (x *LeaseAsk) GetWant() int64 {
+	if x != nil {
+		return x.Want
+	}
+	return 0
+}
+
+func (x *LeaseAsk) GetBack() int64 {
+	if x != nil {
+		return x.Back
+	}
+	return 0
+}
+
+func (x *LeaseAsk) GetDebt() int64 {
+	if x != nil {
+		return x.Debt
+	}
+	return 0
+}
+
+// LeaseGrants answers the asks of the same seq, one by one; quota.Grant says what they mean.
+type LeaseGrants struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Seq           uint64                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
+	Grants        []*LeaseGrant          `protobuf:"bytes,2,rep,name=grants,proto3" json:"grants,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LeaseGrants) Reset() {
+	*x = LeaseGrants{}
+	mi := &file_nodeapi_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LeaseGrants) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LeaseGrants) ProtoMessage() {}
+
+func (x *LeaseGrants) ProtoReflect() protoreflect.Message {
+	mi := &file_nodeapi_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LeaseGrants.ProtoReflect.Descriptor instead.
+func (*LeaseGrants) Descriptor() ([]byte, []int) {
+	return file_nodeapi_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *LeaseGrants) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *LeaseGrants) GetGrants() []*LeaseGrant {
+	if x != nil {
+		return x.Grants
+	}
+	return nil
+}
+
+type LeaseGrant struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tokens        int64                  `protobuf:"varint,1,opt,name=tokens,proto3" json:"tokens,omitempty"`
+	Share         float64                `protobuf:"fixed64,2,opt,name=share,proto3" json:"share,omitempty"`
+	Calm          bool                   `protobuf:"varint,3,opt,name=calm,proto3" json:"calm,omitempty"`
+	Credit        int64                  `protobuf:"varint,4,opt,name=credit,proto3" json:"credit,omitempty"`
+	Left          int64                  `protobuf:"varint,5,opt,name=left,proto3" json:"left,omitempty"`
+	Pause         int64                  `protobuf:"varint,6,opt,name=pause,proto3" json:"pause,omitempty"`
+	Absent        bool                   `protobuf:"varint,7,opt,name=absent,proto3" json:"absent,omitempty"` // the key could not be served
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LeaseGrant) Reset() {
+	*x = LeaseGrant{}
+	mi := &file_nodeapi_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LeaseGrant) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LeaseGrant) ProtoMessage() {}
+
+func (x *LeaseGrant) ProtoReflect() protoreflect.Message {
+	mi := &file_nodeapi_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LeaseGrant.ProtoReflect.Descriptor instead.
+func (*LeaseGrant) Descriptor() ([]byte, []int) {
+	return file_nodeapi_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *LeaseGrant) GetTokens() int64 {
+	if x != nil {
+		return x.Tokens
+	}
+	return 0
+}
+
+func (x *LeaseGrant) GetShare() float64 {
+	if x != nil {
+		return x.Share
+	}
+	return 0
+}
+
+func (x *LeaseGrant) GetCalm() bool {
+	if x != nil {
+		return x.Calm
+	}
+	return false
+}
+
+func (x *LeaseGrant) GetCredit() int64 {
+	if x != nil {
+		return x.Credit
+	}
+	return 0
+}
+
+func (x *LeaseGrant) GetLeft() int64 {
+	if x != nil {
+		return x.Left
+	}
+	return 0
+}
+
+func (x *LeaseGrant) GetPause() int64 {
+	if x != nil {
+		return x.Pause
+	}
+	return 0
+}
+
+func (x *LeaseGrant) GetAbsent() bool {
+	if x != nil {
+		return x.Absent
+	}
+	return false
+}
+
 var File_nodeapi_proto protoreflect.FileDescriptor
 
 const file_nodeapi_proto_rawDesc = "" +
@@ -903,14 +1225,43 @@ const file_nodeapi_proto_rawDesc = "" +
 	"\apropose\x18\x03 \x01(\bR\apropose\";\n" +
 	"\vOrdersReply\x12\x14\n" +
 	"\x05fault\x18\x01 \x01(\fR\x05fault\x12\x16\n" +
-	"\x06stored\x18\x02 \x01(\bR\x06stored2\xfc\x02\n" +
+	"\x06stored\x18\x02 \x01(\bR\x06stored\"P\n" +
+	"\tLeaseAsks\x12\x10\n" +
+	"\x03seq\x18\x01 \x01(\x04R\x03seq\x121\n" +
+	"\x04asks\x18\x02 \x03(\v2\x1d.cellgate.nodeapi.v1.LeaseAskR\x04asks\"\xf2\x01\n" +
+	"\bLeaseAsk\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\fR\x03key\x12\x12\n" +
+	"\x04rate\x18\x02 \x01(\x01R\x04rate\x12\x14\n" +
+	"\x05burst\x18\x03 \x01(\x01R\x05burst\x12\x10\n" +
+	"\x03day\x18\x04 \x01(\x04R\x03day\x12\x16\n" +
+	"\x06strict\x18\x05 \x01(\bR\x06strict\x12\x14\n" +
+	"\x05scope\x18\x06 \x01(\rR\x05scope\x12\x14\n" +
+	"\x05tries\x18\a \x01(\x03R\x05tries\x12\x18\n" +
+	"\aelapsed\x18\b \x01(\x03R\aelapsed\x12\x12\n" +
+	"\x04want\x18\t \x01(\x03R\x04want\x12\x12\n" +
+	"\x04back\x18\n" +
+	" \x01(\x03R\x04back\x12\x12\n" +
+	"\x04debt\x18\v \x01(\x03R\x04debt\"X\n" +
+	"\vLeaseGrants\x12\x10\n" +
+	"\x03seq\x18\x01 \x01(\x04R\x03seq\x127\n" +
+	"\x06grants\x18\x02 \x03(\v2\x1f.cellgate.nodeapi.v1.LeaseGrantR\x06grants\"\xa8\x01\n" +
+	"\n" +
+	"LeaseGrant\x12\x16\n" +
+	"\x06tokens\x18\x01 \x01(\x03R\x06tokens\x12\x14\n" +
+	"\x05share\x18\x02 \x01(\x01R\x05share\x12\x12\n" +
+	"\x04calm\x18\x03 \x01(\bR\x04calm\x12\x16\n" +
+	"\x06credit\x18\x04 \x01(\x03R\x06credit\x12\x12\n" +
+	"\x04left\x18\x05 \x01(\x03R\x04left\x12\x14\n" +
+	"\x05pause\x18\x06 \x01(\x03R\x05pause\x12\x16\n" +
+	"\x06absent\x18\a \x01(\bR\x06absent2\xcc\x03\n" +
 	"\n" +
 	"Controller\x12@\n" +
 	"\x06Attach\x12\x17.cellgate.nodeapi.v1.Up\x1a\x19.cellgate.nodeapi.v1.Down(\x010\x01\x12B\n" +
 	"\x04Poll\x12\x1a.cellgate.nodeapi.v1.Hello\x1a\x1e.cellgate.nodeapi.v1.PollReply\x12H\n" +
 	"\x05Fetch\x12!.cellgate.nodeapi.v1.FetchRequest\x1a\x1a.cellgate.nodeapi.v1.Chunk0\x01\x12M\n" +
 	"\aRollups\x12#.cellgate.nodeapi.v1.RollupsRequest\x1a\x1b.cellgate.nodeapi.v1.Rollup0\x01\x12O\n" +
-	"\x06Orders\x12#.cellgate.nodeapi.v1.RegionalOrders\x1a .cellgate.nodeapi.v1.OrdersReplyB&Z$github.com/cellgate/cellgate/nodeapib\x06proto3"
+	"\x06Orders\x12#.cellgate.nodeapi.v1.RegionalOrders\x1a .cellgate.nodeapi.v1.OrdersReply\x12N\n" +
+	"\x06Leases\x12\x1e.cellgate.nodeapi.v1.LeaseAsks\x1a .cellgate.nodeapi.v1.LeaseGrants(\x010\x01B&Z$github.com/cellgate/cellgate/nodeapib\x06proto3"
 
 var (
 	file_nodeapi_proto_rawDescOnce sync.Once
@@ -924,7 +1275,7 @@ func file_nodeapi_proto_rawDescGZIP() []byte {
 	return file_nodeapi_proto_rawDescData
 }
 
-var file_nodeapi_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_nodeapi_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_nodeapi_proto_goTypes = []any{
 	(*Hello)(nil),          // 0: cellgate.nodeapi.v1.Hello
 	(*Up)(nil),             // 1: cellgate.nodeapi.v1.Up
@@ -938,6 +1289,10 @@ var file_nodeapi_proto_goTypes = []any{
 	(*Rollup)(nil),         // 9: cellgate.nodeapi.v1.Rollup
 	(*RegionalOrders)(nil), // 10: cellgate.nodeapi.v1.RegionalOrders
 	(*OrdersReply)(nil),    // 11: cellgate.nodeapi.v1.OrdersReply
+	(*LeaseAsks)(nil),      // 12: cellgate.nodeapi.v1.LeaseAsks
+	(*LeaseAsk)(nil),       // 13: cellgate.nodeapi.v1.LeaseAsk
+	(*LeaseGrants)(nil),    // 14: cellgate.nodeapi.v1.LeaseGrants
+	(*LeaseGrant)(nil),     // 15: cellgate.nodeapi.v1.LeaseGrant
 }
 var file_nodeapi_proto_depIdxs = []int32{
 	0,  // 0: cellgate.nodeapi.v1.Up.hello:type_name -> cellgate.nodeapi.v1.Hello
@@ -951,21 +1306,25 @@ var file_nodeapi_proto_depIdxs = []int32{
 	3,  // 8: cellgate.nodeapi.v1.PollReply.messages:type_name -> cellgate.nodeapi.v1.Down
 	4,  // 9: cellgate.nodeapi.v1.RegionalOrders.overrides:type_name -> cellgate.nodeapi.v1.Signed
 	4,  // 10: cellgate.nodeapi.v1.RegionalOrders.denylist:type_name -> cellgate.nodeapi.v1.Signed
-	1,  // 11: cellgate.nodeapi.v1.Controller.Attach:input_type -> cellgate.nodeapi.v1.Up
-	0,  // 12: cellgate.nodeapi.v1.Controller.Poll:input_type -> cellgate.nodeapi.v1.Hello
-	6,  // 13: cellgate.nodeapi.v1.Controller.Fetch:input_type -> cellgate.nodeapi.v1.FetchRequest
-	8,  // 14: cellgate.nodeapi.v1.Controller.Rollups:input_type -> cellgate.nodeapi.v1.RollupsRequest
-	10, // 15: cellgate.nodeapi.v1.Controller.Orders:input_type -> cellgate.nodeapi.v1.RegionalOrders
-	3,  // 16: cellgate.nodeapi.v1.Controller.Attach:output_type -> cellgate.nodeapi.v1.Down
-	5,  // 17: cellgate.nodeapi.v1.Controller.Poll:output_type -> cellgate.nodeapi.v1.PollReply
-	7,  // 18: cellgate.nodeapi.v1.Controller.Fetch:output_type -> cellgate.nodeapi.v1.Chunk
-	9,  // 19: cellgate.nodeapi.v1.Controller.Rollups:output_type -> cellgate.nodeapi.v1.Rollup
-	11, // 20: cellgate.nodeapi.v1.Controller.Orders:output_type -> cellgate.nodeapi.v1.OrdersReply
-	16, // [16:21] is the sub-list for method output_type
-	11, // [11:16] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	13, // 11: cellgate.nodeapi.v1.LeaseAsks.asks:type_name -> cellgate.nodeapi.v1.LeaseAsk
+	15, // 12: cellgate.nodeapi.v1.LeaseGrants.grants:type_name -> cellgate.nodeapi.v1.LeaseGrant
+	1,  // 13: cellgate.nodeapi.v1.Controller.Attach:input_type -> cellgate.nodeapi.v1.Up
+	0,  // 14: cellgate.nodeapi.v1.Controller.Poll:input_type -> cellgate.nodeapi.v1.Hello
+	6,  // 15: cellgate.nodeapi.v1.Controller.Fetch:input_type -> cellgate.nodeapi.v1.FetchRequest
+	8,  // 16: cellgate.nodeapi.v1.Controller.Rollups:input_type -> cellgate.nodeapi.v1.RollupsRequest
+	10, // 17: cellgate.nodeapi.v1.Controller.Orders:input_type -> cellgate.nodeapi.v1.RegionalOrders
+	12, // 18: cellgate.nodeapi.v1.Controller.Leases:input_type -> cellgate.nodeapi.v1.LeaseAsks
+	3,  // 19: cellgate.nodeapi.v1.Controller.Attach:output_type -> cellgate.nodeapi.v1.Down
+	5,  // 20: cellgate.nodeapi.v1.Controller.Poll:output_type -> cellgate.nodeapi.v1.PollReply
+	7,  // 21: cellgate.nodeapi.v1.Controller.Fetch:output_type -> cellgate.nodeapi.v1.Chunk
+	9,  // 22: cellgate.nodeapi.v1.Controller.Rollups:output_type -> cellgate.nodeapi.v1.Rollup
+	11, // 23: cellgate.nodeapi.v1.Controller.Orders:output_type -> cellgate.nodeapi.v1.OrdersReply
+	14, // 24: cellgate.nodeapi.v1.Controller.Leases:output_type -> cellgate.nodeapi.v1.LeaseGrants
+	19, // [19:25] is the sub-list for method output_type
+	13, // [13:19] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_nodeapi_proto_init() }
@@ -993,7 +1352,7 @@ func file_nodeapi_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nodeapi_proto_rawDesc), len(file_nodeapi_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -27,6 +27,7 @@ const (
 	Controller_Fetch_FullMethodName   = "/cellgate.nodeapi.v1.Controller/Fetch"
 	Controller_Rollups_FullMethodName = "/cellgate.nodeapi.v1.Controller/Rollups"
 	Controller_Orders_FullMethodName  = "/cellgate.nodeapi.v1.Controller/Orders"
+	Controller_Leases_FullMethodName  = "/cellgate.nodeapi.v1.Controller/Leases"
 )
 
 // ControllerClient is the client API for Controller service.
@@ -44,6 +45,9 @@ type ControllerClient interface {
 	Rollups(ctx context.Context, in *RollupsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Rollup], error)
 	// Orders tells another region's controller what was ordered without the global store. It works without a leader.
 	Orders(ctx context.Context, in *RegionalOrders, opts ...grpc.CallOption) (*OrdersReply, error)
+	// Leases settles quotas: a proxy with its region's controller, a controller with the one whose region owns a worldwide
+	// limit. Every LeaseAsks is answered, in order.
+	Leases(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[LeaseAsks, LeaseGrants], error)
 }
 
 type controllerClient struct {
@@ -125,6 +129,19 @@ func (c *controllerClient) Orders(ctx context.Context, in *RegionalOrders, opts 
 	return out, nil
 }
 
+func (c *controllerClient) Leases(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[LeaseAsks, LeaseGrants], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Controller_ServiceDesc.Streams[3], Controller_Leases_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[LeaseAsks, LeaseGrants]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Controller_LeasesClient = grpc.BidiStreamingClient[LeaseAsks, LeaseGrants]
+
 // ControllerServer is the server API for Controller service.
 // All implementations must embed UnimplementedControllerServer
 // for forward compatibility.
@@ -140,6 +157,9 @@ type ControllerServer interface {
 	Rollups(*RollupsRequest, grpc.ServerStreamingServer[Rollup]) error
 	// Orders tells another region's controller what was ordered without the global store. It works without a leader.
 	Orders(context.Context, *RegionalOrders) (*OrdersReply, error)
+	// Leases settles quotas: a proxy with its region's controller, a controller with the one whose region owns a worldwide
+	// limit. Every LeaseAsks is answered, in order.
+	Leases(grpc.BidiStreamingServer[LeaseAsks, LeaseGrants]) error
 	mustEmbedUnimplementedControllerServer()
 }
 
@@ -164,6 +184,9 @@ func (UnimplementedControllerServer) Rollups(*RollupsRequest, grpc.ServerStreami
 }
 func (UnimplementedControllerServer) Orders(context.Context, *RegionalOrders) (*OrdersReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Orders not implemented")
+}
+func (UnimplementedControllerServer) Leases(grpc.BidiStreamingServer[LeaseAsks, LeaseGrants]) error {
+	return status.Error(codes.Unimplemented, "method Leases not implemented")
 }
 func (UnimplementedControllerServer) mustEmbedUnimplementedControllerServer() {}
 func (UnimplementedControllerServer) testEmbeddedByValue()                    {}
@@ -251,6 +274,13 @@ func _Controller_Orders_Handler(srv interface{}, ctx context.Context, dec func(i
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Controller_Leases_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(ControllerServer).Leases(&grpc.GenericServerStream[LeaseAsks, LeaseGrants]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Controller_LeasesServer = grpc.BidiStreamingServer[LeaseAsks, LeaseGrants]
+
 // Controller_ServiceDesc is the grpc.ServiceDesc for Controller service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -283,6 +313,12 @@ var Controller_ServiceDesc = grpc.ServiceDesc{
 			StreamName:    "Rollups",
 			Handler:       _Controller_Rollups_Handler,
 			ServerStreams: true,
+		},
+		{
+			StreamName:    "Leases",
+			Handler:       _Controller_Leases_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
 		},
 	},
 	Metadata: "nodeapi.proto",

@@ -107,6 +107,9 @@ func (c *Client) session(ctx context.Context, index int, conn *grpc.ClientConn) 
 	g.Go(func() error { return c.receive(stream, proof) })
 	g.Go(func() error { return c.transmit(ctx, stream) })
 	g.Go(func() error { return c.watch(ctx, conn, proof) })
+	if index == 0 && c.opt.Leases != nil {
+		g.Go(func() error { c.lease(ctx, conn); return nil })
+	}
 	g.Go(func() error {
 		betterIndex, better = c.seek(ctx, index)
 		if better == nil {
@@ -150,6 +153,28 @@ func (c *Client) transmit(ctx context.Context, stream grpc.BidiStreamingClient[U
 				<-ctx.Done()
 				return err
 			}
+		}
+	}
+}
+
+// lease keeps quotas settled as long as the session lasts; it never ends it: a controller of the version before knows none.
+func (c *Client) lease(ctx context.Context, conn *grpc.ClientConn) {
+	for wait := c.timing.backoff; ctx.Err() == nil; wait = min(wait*2, c.timing.backoffMax) {
+		err := c.opt.Leases(ctx, NewControllerClient(conn))
+		if ctx.Err() == nil {
+			c.opt.Log.Debug("leases are not settled", "error", err)
+		}
+		pause.For(ctx, pause.About(wait, 0.5))
+	}
+}
+
+// Settle keeps quotas settled until ctx ends, without being attached: by a process that ends what it has under way, while its
+// successor is the one that is attached.
+func (c *Client) Settle(ctx context.Context) {
+	for wait := c.timing.backoff; c.opt.Leases != nil && ctx.Err() == nil; wait = c.pause(ctx, wait) {
+		if conn, err := c.dial(ctx, c.opt.Controllers[0]); err == nil {
+			c.lease(ctx, conn)
+			conn.Close()
 		}
 	}
 }

@@ -1,16 +1,15 @@
 package proxy
 
 import (
-	"strconv"
-	"strings"
 	"time"
 
-	"github.com/cellgate/cellgate/proxy/http1"
+	"github.com/cellgate/cellgate/proxy/reply"
+	"github.com/cellgate/cellgate/proxy/rpc"
 	"github.com/cellgate/cellgate/reason"
 )
 
 // identify tells the client the request id.
-func identify(x *Exchange) { x.addString("X-Request-Id", x.ID()) }
+func identify(x *Exchange) { reply.Add(&x.own, "X-Request-Id", x.ID()) }
 
 // explain makes the problem document (RFC 9457) of an own answer, or its form for gRPC, and the fields that its status
 // asks for.
@@ -18,110 +17,37 @@ func explain(x *Exchange) {
 	if x.Reason == reason.None {
 		return
 	}
-	x.addString("Date", x.server.date(x.Start))
-	x.addString("X-Cellgate-Reason", x.Reason.String())
+	reply.Add(&x.own, "Date", x.server.today.At(x.Start))
+	reply.Add(&x.own, "X-Cellgate-Reason", x.Reason.String())
 	switch {
 	case x.Status == 405:
-		x.addString("Allow", x.match.Allow)
+		reply.Add(&x.own, "Allow", x.match.Allow)
 	case x.Status == 401:
-		x.addString("WWW-Authenticate", challenge(x.Reason))
-	case x.Status == 403:
-		x.addString("WWW-Authenticate", `Bearer error="insufficient_scope"`)
+		reply.Add(&x.own, "WWW-Authenticate", x.Reason.Challenge())
+	case x.Reason == reason.ScopeMissing:
+		reply.Add(&x.own, "WWW-Authenticate", `Bearer error="insufficient_scope"`)
 	case x.Status == 429:
-		x.limited()
-	case x.Status == 503 && retryable(x.Reason):
-		x.addString("Retry-After", "1")
+		x.own.Limited(x.Reason, x.retryAfter)
+	case x.Status == 503 && (x.retryAfter > 0 || x.Reason.Passes()):
+		x.own.ComeBack(x.retryAfter)
 	}
-	if x.grpc() {
-		x.trailersOnly()
+	if v, _ := x.Request.Find("content-type"); rpc.Of(v) != rpc.None {
+		x.Status = 200
+		x.own.TrailersOnly(x.Reason, rpc.Type(v))
 		return
 	}
-	x.addString("Content-Type", "application/problem+json")
-	x.addString("Cache-Control", "no-store")
-	x.problem()
-}
-
-// grpc says whether the caller speaks gRPC (E4). gRPC-Web is another protocol, whose clients read HTTP statuses.
-func (x *Exchange) grpc() bool {
-	v, _ := x.Request.Find("content-type")
-	const name = "application/grpc"
-	return len(v) >= len(name) && strings.EqualFold(text(v[:len(name)]), name) && (len(v) == len(name) || v[len(name)] == '+' || v[len(name)] == ';')
-}
-
-// trailersOnly is an own answer as gRPC wants it: HTTP 200, the status in a field, no body. A title is printable ASCII
-// without '%', so it is its own percent-encoding.
-func (x *Exchange) trailersOnly() {
-	x.Status = 200
-	x.addString("Content-Type", "application/grpc")
-	at := len(x.text)
-	x.text = strconv.AppendUint(x.text, uint64(x.Reason.GRPC()), 10)
-	x.addSpan("Grpc-Status", span{at, len(x.text)})
-	x.addString("Grpc-Message", x.Reason.Title())
+	x.own.Problem(x.Reason, x.Status, x.ID())
 }
 
 // advertise says where HTTP/3 is served, but not to clients that are asked to leave.
 func advertise(x *Exchange) {
 	if x.AltSvc != "" && !x.server.Leaving() {
-		x.addString("Alt-Svc", x.AltSvc)
+		reply.Add(&x.own, "Alt-Svc", x.AltSvc)
 	}
 }
 
-// challenge is the WWW-Authenticate of RFC 6750, section 3.
-func challenge(why reason.Reason) string {
-	switch why {
-	case reason.TokenMissing:
-		return "Bearer"
-	case reason.KeyInvalid:
-		return `Bearer error="invalid_token", error_description="The API key is not valid"`
-	case reason.Denied:
-		return `Bearer error="invalid_token", error_description="The credentials are revoked"`
-	case reason.TokenExpired:
-		return `Bearer error="invalid_token", error_description="The token has expired or is not valid yet"`
-	}
-	return `Bearer error="invalid_token"`
-}
-
-// retryable reasons pass soon by themselves.
-func retryable(why reason.Reason) bool {
-	switch why {
-	case reason.PoolFull, reason.Overloaded, reason.Draining, reason.ForwardRefused, reason.NoEndpoint, reason.AuthUnavailable:
-		return true
-	}
-	return false
-}
-
-// limited says when to come back (RFC 9110, section 10.2.3; draft-ietf-httpapi-ratelimit-headers).
-func (x *Exchange) limited() {
-	after := int64(max(1, (x.retryAfter+time.Second-1)/time.Second))
-	at := len(x.text)
-	x.text = strconv.AppendInt(x.text, after, 10)
-	seconds := span{at, len(x.text)}
-	x.addSpan("Retry-After", seconds)
-	at = len(x.text)
-	x.text = append(x.text, '"')
-	x.text = append(x.text, x.Reason.String()...)
-	x.text = append(x.text, `";r=0;t=`...)
-	x.text = strconv.AppendInt(x.text, after, 10)
-	x.addSpan("RateLimit", span{at, len(x.text)})
-	x.addString("X-RateLimit-Remaining", "0")
-}
-
-// problem writes the document. Everything in it is ours, so nothing needs escaping.
-func (x *Exchange) problem() {
-	at := len(x.text)
-	b := append(x.text, `{"type":"urn:cellgate:reason:`...)
-	b = append(b, x.Reason.String()...)
-	b = append(b, `","title":"`...)
-	b = append(b, x.Reason.Title()...)
-	b = append(b, `","status":`...)
-	b = strconv.AppendInt(b, int64(x.Status), 10)
-	b = append(b, `,"reason":"`...)
-	b = append(b, x.Reason.String()...)
-	b = append(b, `","request_id":"`...)
-	b = append(b, x.ID()...)
-	x.text = append(b, "\"}\n"...)
-	x.body = span{at, len(x.text)}
-}
+// RetryIn says when what the exchange is refused for may have passed; explain tells the client.
+func (x *Exchange) RetryIn(d time.Duration) { x.retryAfter = d }
 
 // connection asks the client to come back on a new connection while the node drains. While it is only being left, the
 // engine asks one connection after the other.
@@ -130,41 +56,36 @@ func connection(x *Exchange) { x.Closing = x.Closing || x.server.Draining() }
 // Draining says whether the node is shutting down.
 func (x *Exchange) Draining() bool { return x.server.Draining() }
 
-// own makes an answer of the gateway that is no problem.
-func (x *Exchange) own(status int, contentType, body string) {
+// plain makes an answer of the gateway that is no problem.
+func (x *Exchange) plain(status int) {
 	x.Reason, x.Status, x.Upstream = reason.None, status, nil
 	x.runAnswer()
-	x.addString("Date", x.server.date(x.Start))
-	x.addString("Content-Type", contentType)
-	at := len(x.text)
-	x.text = append(x.text, body...)
-	x.body = span{at, len(x.text)}
+	reply.Add(&x.own, "Date", x.server.today.At(x.Start))
+}
+
+// simple makes one with a body, or just a field.
+func (x *Exchange) simple(status int, field, value, body string) Verdict {
+	x.plain(status)
+	reply.Add(&x.own, field, value)
+	x.own.SetBody(body)
+	return Reply
 }
 
 // Body is the body of an own answer.
-func (x *Exchange) Body() []byte { return x.text[x.body.start:x.body.end] }
+func (x *Exchange) Body() []byte { return x.own.Body() }
 
 // AppendFields appends the answer's fields, without those that frame the message, which are the engine's.
 func (x *Exchange) AppendFields(dst []byte) []byte {
 	if x.Upstream != nil {
-		dst = x.Upstream.AppendFields(dst)
+		dst = x.rules().AnswerEdits().AppendFields(dst, &x.Upstream.Head)
 	}
-	for _, e := range x.extra[:x.extras] {
-		dst = http1.AppendLine(dst, e.name, x.text[e.value.start:e.value.end])
-	}
-	return dst
+	return x.own.AppendFields(dst)
 }
 
 // EachField gives the same fields one by one; the strings are valid during the call only.
 func (x *Exchange) EachField(give func(name, value string)) {
 	if x.Upstream != nil {
-		for i := range x.Upstream.Fields() {
-			if f := &x.Upstream.Fields()[i]; !f.Drop {
-				give(text(x.Upstream.Name(f)), text(x.Upstream.Value(f)))
-			}
-		}
+		x.rules().AnswerEdits().Each(&x.Upstream.Head, give)
 	}
-	for _, e := range x.extra[:x.extras] {
-		give(e.name, text(x.text[e.value.start:e.value.end]))
-	}
+	x.own.Each(give)
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/cellgate/cellgate/proxy/http1"
 	"github.com/cellgate/cellgate/proxy/meter"
 	"github.com/cellgate/cellgate/proxy/program"
+	"github.com/cellgate/cellgate/reason"
 	"github.com/cellgate/cellgate/snapshot"
 )
 
@@ -42,46 +43,62 @@ func BenchmarkExchange(b *testing.B) {
 	}
 	go func() { _ = log.Run(b.Context()) }()
 	start := time.Now()
-	s := proxy.New(proxy.Options{Auth: callers.NewAuthenticator(provider{keysOf(b, key)}, start), Limits: callers.NewLimiter(start),
+	s := proxy.New(proxy.Options{Auth: callers.NewAuthenticator(callers.Sources{Keys: provider{keysOf(b, key)}}, start), Limits: callers.NewLimiter(start),
 		Recorders: []proxy.Recorder{log, meter.New()}})
 	const routes = 100_000
-	if err := s.Apply(largeProgram(b, routes), 1); err != nil {
+	if err := s.Apply(largeProgram(b, routes)); err != nil {
 		b.Fatal(err)
 	}
 	heads := requests(b, key, routes)
 	answer := []byte("HTTP/1.1 200 OK\r\nServer: nginx\r\nDate: Mon, 30 Nov 2026 03:00:00 GMT\r\nContent-Type: text/plain\r\nContent-Length: 1000\r\nConnection: keep-alive\r\n\r\n")
-	x := s.Acquire()
-	x.Peer, x.PeerText, x.Protocol = netip.MustParseAddr("192.0.2.1"), "192.0.2.1", "HTTP/1.1"
+	var all [abreast]*proxy.Exchange
+	for i := range all {
+		all[i] = s.Acquire()
+		all[i].Peer, all[i].PeerText, all[i].Protocol = netip.MustParseAddr("192.0.2.1"), "192.0.2.1", "HTTP/1.1"
+	}
 	var response http1.Response
 	var up, down []byte
 	i := 0
-	exchange := func() {
-		x.Start = time.Now()
-		if _, err := x.Request.Parse(heads[i%len(heads)]); err != nil {
-			b.Fatal(err)
+	batch := func() {
+		for _, x := range all {
+			x.Start = time.Now()
+			if _, err := x.Request.Parse(heads[i%len(heads)]); err != nil {
+				b.Fatal(err)
+			}
+			i++
 		}
-		i++
-		if v := x.Run(); v != proxy.Next {
-			b.Fatal(v, x.Reason)
+		for v := proxy.Soon; v == proxy.Soon; {
+			for _, x := range all {
+				v = x.Step(x.Start)
+			}
 		}
-		x.Endpoint, x.Attempts = 0, 1
-		up = x.AppendRequest(up[:0], 0, x.Start)
-		response.Restart()
-		if _, err := response.Parse(answer); err != nil {
-			b.Fatal(err)
+		for _, x := range all {
+			if x.Reason != reason.None {
+				b.Fatal(x.Reason)
+			}
+			x.Endpoint, x.Attempts = 0, 1
+			up = x.AppendRequest(up[:0], 0, x.Start)
+			response.Restart()
+			if _, err := response.Parse(answer); err != nil {
+				b.Fatal(err)
+			}
+			x.Answered(&response)
+			down = x.AppendFields(http1.AppendStatusLine(down[:0], x.Status))
+			x.Finish(time.Now())
 		}
-		x.Answered(&response)
-		down = x.AppendFields(http1.AppendStatusLine(down[:0], x.Status))
-		x.Finish(time.Now())
 	}
-	for range heads {
-		exchange() // every token is verified once
+	for range len(heads) / abreast {
+		batch() // every token is verified once
 	}
 	b.ReportAllocs()
-	for b.Loop() {
-		exchange()
+	b.ResetTimer()
+	for range max(1, b.N/abreast) {
+		batch()
 	}
 }
+
+// abreast is how many exchanges go side by side, as on a loop.
+const abreast = 16
 
 func keysOf(b *testing.B, key *ecdsa.PrivateKey) *auth.Keys {
 	doc, err := json.Marshal(jose.JSONWebKeySet{Keys: []jose.JSONWebKey{{Key: &key.PublicKey, KeyID: "k", Algorithm: "ES256", Use: "sig"}}})

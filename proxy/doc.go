@@ -4,6 +4,6 @@
 //	s := proxy.New(proxy.Options{Auth: …, Limits: …, Recorders: …})
 //	s.Apply(prog, share)                 // one atomic swap
 //	x := s.Acquire(); …                  // an engine fills the request in
-//	switch x.Run() {                     // Next: forward; Reply: send the own answer; Park: wait for x.Wait(), then Run again
+//	switch x.Run(now) {                  // Next: forward; Reply: send the own answer; Park: wait for x.Wait(), then Run again
 //	}
 package proxy

@@ -6,11 +6,18 @@ import (
 	"unsafe"
 
 	"github.com/cellgate/cellgate/denylist"
+	"github.com/cellgate/cellgate/proxy/balance"
+	"github.com/cellgate/cellgate/proxy/claims"
+	decisions "github.com/cellgate/cellgate/proxy/decide"
 	"github.com/cellgate/cellgate/proxy/http1"
 	"github.com/cellgate/cellgate/proxy/path"
 	"github.com/cellgate/cellgate/proxy/program"
+	"github.com/cellgate/cellgate/proxy/reply"
 	"github.com/cellgate/cellgate/proxy/retry"
+	"github.com/cellgate/cellgate/proxy/shed"
+	"github.com/cellgate/cellgate/proxy/tracecontext"
 	"github.com/cellgate/cellgate/proxy/upstream"
+	"github.com/cellgate/cellgate/proxy/websocket"
 	"github.com/cellgate/cellgate/reason"
 	"github.com/cellgate/cellgate/snapshot"
 )
@@ -35,16 +42,24 @@ type Exchange struct {
 	Scratch []byte
 
 	// Written by: Run.
+	now    time.Time
 	at     int
 	wait   <-chan struct{}
 	Parked bool // at least once
 
+	ahead program.Ahead // by aim and foresee
+	// Written by: buckets and limits.
+	claimed, waits int
+
 	// Written by: admit.
-	id    [32]byte
-	table *table
+	id [32]byte
+	// Trace is the exchange's own span; Outside the client's: the one above if it is of the same trace, else a link (G7).
+	Trace, Outside tracecontext.Context
+	table          *table
 	// Tunnel: the client asks for WebSocket, and gets it if the upstream agrees.
-	Tunnel   bool
-	Deadline time.Time // of the whole exchange; routing sets it
+	Tunnel    bool
+	WebSocket websocket.Handshake
+	Deadline  time.Time // of the whole exchange; routing sets it
 
 	// Written by: clientDeadline.
 	asked       time.Duration // the client's own limit; 0 = none
@@ -57,13 +72,14 @@ type Exchange struct {
 	clientRoom [45]byte
 
 	// Written by: target.
-	host    string
-	path    path.Clean
-	query   string
-	rewrite [1024]byte
+	host  string
+	path  path.Clean
+	query string
+	room  [1024]byte
 
 	// Written by: matchRoute.
-	match program.Match
+	match     program.Match
+	preflight bool // a browser asks, and the route's CORS policy answers
 
 	// Written by: tail and Stay.
 	handed bool // it goes to another cell, with nothing counted here
@@ -75,13 +91,20 @@ type Exchange struct {
 	// Written by: authenticate.
 	credentials Credentials
 	identity    Identity
+	decision    decisions.Case // by decide
+
+	// Written by: rewrite.
+	rewritten []byte // the path that the upstream gets; empty = the client's
 
 	// Written by: choose.
 	Pool    *upstream.Pool
 	Machine retry.Machine
+	Key     uint64      // what balancing by a key goes by
+	limit   *shed.Limit // that the exchange counts in; nil = none
 
 	// Written by: the engine, while it forwards.
 	Endpoint  int // of the last attempt; -1 before the first
+	Tried     balance.Tried
 	Attempts  int
 	Waited    time.Duration // on the upstream
 	Cold      bool          // a connection was made for it
@@ -95,46 +118,34 @@ type Exchange struct {
 	// Written by: Fail and Answered, read by the answer stages.
 	Reason   reason.Reason
 	Status   int
+	given    int             // the upstream's status; what a transform makes of it is Status
 	Upstream *http1.Response // nil when the gateway answers itself
 	// Closing tells the client to make a new connection after this answer. The engine may set it until the head is written.
 	Closing bool
 
 	// Written by: the answer stages.
 	retryAfter time.Duration
-	extra      [maxExtra]extraField
-	extras     int
-	text       []byte // values of extra fields and the problem document
-	body       span
+	own        reply.Reply // what the gateway itself says
 
 	// Written by: matchRoute, limits and Finish, here so that neither allocates.
 	lookup program.Request
-	claims [3]Claim
+	claims [claims.Most]Claim
 	rec    Record
 }
 
-type span struct{ start, end int }
-
-// extraField is a field that the gateway adds to an answer.
-type extraField struct {
-	name  string
-	value span
-}
-
-// maxExtra is the most that the answer stages add: each of them adds a fixed few.
-const maxExtra = 12
-
 // reset forgets the last request but keeps buffers.
 func (x *Exchange) reset() {
-	x.at, x.wait, x.Parked = 0, nil, false
-	x.table, x.Tunnel, x.Opened, x.denied = nil, false, time.Time{}, nil
+	x.at, x.wait, x.claimed, x.waits, x.Parked = 0, nil, 0, 0, false
+	x.table, x.Tunnel, x.WebSocket, x.Opened, x.denied = nil, false, websocket.Handshake{}, time.Time{}, nil
 	x.Deadline, x.asked, x.grpcTimeout = time.Time{}, 0, false
 	x.host, x.path, x.query = "", "", ""
-	x.match, x.credentials, x.identity = program.Match{}, Credentials{}, Identity{}
+	x.ahead = program.Ahead{}
+	x.match, x.credentials, x.identity, x.decision, x.preflight = program.Match{}, Credentials{}, Identity{}, decisions.Case{}, false
 	x.Pool, x.Machine = nil, retry.Machine{}
-	x.Endpoint, x.Attempts, x.Waited, x.Cold, x.BytesIn, x.BytesOut, x.Truncated = -1, 0, 0, false, 0, 0, false
-	x.Reason, x.Status, x.Upstream, x.Closing = reason.None, 0, nil, false
-	x.handed, x.Stayed, x.resume = false, false, 0
-	x.retryAfter, x.extras, x.text, x.body = 0, 0, x.text[:0], span{}
+	x.Endpoint, x.Tried, x.Attempts, x.Waited, x.Cold, x.BytesIn, x.BytesOut, x.Truncated = -1, balance.Tried{}, 0, 0, false, 0, 0, false
+	x.Reason, x.Status, x.Upstream, x.Closing, x.retryAfter, x.rewritten, x.given = reason.None, 0, nil, false, 0, x.rewritten[:0], 0
+	x.handed, x.Stayed, x.resume, x.Trace, x.Outside = false, false, 0, tracecontext.Context{}, tracecontext.Context{}
+	x.own.Reset()
 }
 
 // ID is the request id, 32 hex digits.
@@ -161,28 +172,15 @@ func (x *Exchange) Refuse(why reason.Reason) {
 
 // Answered takes the upstream's answer for the client.
 func (x *Exchange) Answered(res *http1.Response) {
-	x.Reason, x.Status, x.Upstream = reason.None, res.Status, res
+	x.Reason, x.Status, x.Upstream, x.given = reason.None, x.WebSocket.Status(res), res, res.Status
+	if !x.WebSocket.Agreed(res) {
+		x.Status = x.rules().Status(x.Status)
+	}
 	x.runAnswer()
 }
 
 // text is a string over bytes that stay as they are while the exchange lasts.
 func text(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
-
-// add appends a field to the answer.
-func (x *Exchange) add(name string, value []byte) {
-	at := len(x.text)
-	x.text = append(x.text, value...)
-	x.addSpan(name, span{at, len(x.text)})
-}
-
-func (x *Exchange) addString(name, value string) {
-	x.add(name, unsafe.Slice(unsafe.StringData(value), len(value)))
-}
-
-func (x *Exchange) addSpan(name string, s span) {
-	x.extra[x.extras] = extraField{name, s}
-	x.extras++
-}
 
 // headers lets routing see the request's fields.
 type headers Exchange

@@ -1,12 +1,12 @@
 package proxy
 
 import (
-	"bytes"
 	"strconv"
 	"time"
 
+	"github.com/cellgate/cellgate/proxy/deadline"
 	"github.com/cellgate/cellgate/proxy/http1"
-	"github.com/cellgate/cellgate/proxy/websocket"
+	"github.com/cellgate/cellgate/proxy/identity"
 	"github.com/cellgate/cellgate/reason"
 )
 
@@ -15,20 +15,47 @@ import (
 // length is the body's, -1 for chunks, and 0 sends no length for methods that have no body by nature.
 func (x *Exchange) AppendRequest(dst []byte, length int64, now time.Time) []byte {
 	r := &x.Request
-	dst = append(dst, r.Method()...)
-	dst = append(dst, ' ')
-	dst = append(dst, x.path...)
-	if x.query != "" {
-		dst = append(dst, '?')
-		dst = append(dst, x.query...)
-	}
-	dst = append(dst, " HTTP/1.1\r\n"...)
+	dst = append(append(dst, r.Method()...), ' ')
+	dst = append(x.AppendTarget(dst), " HTTP/1.1\r\n"...)
 	dst = http1.AppendLine(dst, "Host", r.Authority())
-	dst = r.AppendFields(dst)
+	dst = x.AppendOwn(x.rules().RequestEdits().AppendFields(dst, &r.Head), now)
+	switch {
+	case x.Tunnel:
+		dst = x.WebSocket.AppendOffer(dst)
+	case r.WantsTrailers(): // of TE only that passes, which gRPC insists on
+		dst = append(dst, "TE: trailers\r\nConnection: TE\r\n"...)
+	}
+	switch {
+	case length < 0:
+		dst = append(dst, "Transfer-Encoding: chunked\r\n"...)
+	case length > 0 || http1.HasBodyByNature(text(r.Method())):
+		dst = append(dst, "Content-Length: "...)
+		dst = strconv.AppendInt(dst, length, 10)
+		dst = append(dst, "\r\n"...)
+	}
+	return append(dst, "\r\n"...)
+}
+
+// AppendTarget appends path and query as the upstream gets them.
+func (x *Exchange) AppendTarget(dst []byte) []byte {
+	if len(x.rewritten) > 0 {
+		dst = append(dst, x.rewritten...)
+	} else {
+		dst = append(dst, x.path...)
+	}
+	if x.query != "" {
+		dst = append(append(dst, '?'), x.query...)
+	}
+	return dst
+}
+
+// AppendOwn appends the fields that the gateway adds to a request, as lines.
+func (x *Exchange) AppendOwn(dst []byte, now time.Time) []byte {
 	dst = x.appendForwarding(dst)
 	dst = http1.AppendLine(dst, "X-Request-Id", x.ID())
-	if x.Pool.Mutual() && x.identity != (Identity{}) {
-		dst = http1.AppendLine(dst, "X-Caller", headerSafe(x.caller()))
+	dst = x.Trace.AppendLines(dst, x.Outside, &x.Request.Head)
+	if told := identity.Told(x.identity); told.Known() && x.Pool.Tells() {
+		dst = told.AppendFields(dst)
 	}
 	left := max(1, x.UpstreamDeadline(now).Sub(now).Milliseconds())
 	dst = append(dst, "X-Request-Timeout-Ms: "...)
@@ -37,21 +64,7 @@ func (x *Exchange) AppendRequest(dst []byte, length int64, now time.Time) []byte
 		dst = append(dst, "Grpc-Timeout: "...)
 		dst = append(strconv.AppendInt(dst, left, 10), "m\r\n"...)
 	}
-	switch {
-	case x.Tunnel:
-		dst = append(dst, websocket.Switch...)
-	case x.wantsTrailers():
-		dst = append(dst, "TE: trailers\r\nConnection: TE\r\n"...)
-	}
-	switch {
-	case length < 0:
-		dst = append(dst, "Transfer-Encoding: chunked\r\n"...)
-	case length > 0 || hasBodyByNature(text(r.Method())):
-		dst = append(dst, "Content-Length: "...)
-		dst = strconv.AppendInt(dst, length, 10)
-		dst = append(dst, "\r\n"...)
-	}
-	return append(dst, "\r\n"...)
+	return dst
 }
 
 func (x *Exchange) appendForwarding(dst []byte) []byte {
@@ -62,32 +75,6 @@ func (x *Exchange) appendForwarding(dst []byte) []byte {
 		dst = append(dst, "X-Forwarded-Proto: http\r\n"...)
 	}
 	return http1.AppendLine(dst, "X-Forwarded-Host", x.Request.Authority())
-}
-
-// Switched says whether the answer takes the connection out of HTTP, as the client has asked.
-func (x *Exchange) Switched(res *http1.Response) bool {
-	return x.Tunnel && websocket.Accepted(res, &x.Request)
-}
-
-// wantsTrailers: of TE only "trailers" passes, which gRPC insists on.
-func (x *Exchange) wantsTrailers() bool {
-	v, n := x.Request.Only(http1.TE)
-	return n == 1 && bytes.EqualFold(v, []byte("trailers"))
-}
-
-// hasBodyByNature: these methods get an explicit Content-Length: 0 (RFC 9110, section 8.6).
-func hasBodyByNature(method string) bool {
-	return method == "POST" || method == "PUT" || method == "PATCH"
-}
-
-// headerSafe keeps an identity that could break a field line out of it.
-func headerSafe(id string) string {
-	for i := range len(id) {
-		if id[i] < 0x20 || id[i] > 0x7e {
-			return "-"
-		}
-	}
-	return id
 }
 
 // Hurried says whether the client gives less time than the route does.
@@ -103,11 +90,7 @@ func (x *Exchange) Expired() reason.Reason {
 	return reason.TotalTimeout
 }
 
-// UpstreamDeadline is when attempts must have ended: the deadline less a reserve of 5%, at least 10 ms, to answer in (I5).
+// UpstreamDeadline is when attempts must have ended (I5).
 func (x *Exchange) UpstreamDeadline(now time.Time) time.Time {
-	reserve := max(x.Deadline.Sub(x.Start)/20, 10*time.Millisecond)
-	if at := x.Deadline.Add(-reserve); at.After(now) {
-		return at
-	}
-	return now
+	return deadline.Reserve(x.Start, x.Deadline, now)
 }

@@ -1,13 +1,17 @@
 package proxy
 
+import "time"
+
 // Verdict is what a stage, and the whole pipeline, decides.
 type Verdict uint8
 
-// The verdicts. Park: wait for the channel of Wait, then Run again; the exchange resumes at the stage that parked it.
+// The verdicts. Park: wait for the channel of Wait, then Run again; the exchange resumes at the stage that parked it. Soon: what
+// the next stage looks up is on its way from memory; whoever has other exchanges may take those a step further meanwhile.
 const (
 	Next Verdict = iota
 	Reply
 	Park
+	Soon
 )
 
 // stage is one step of the pipeline. It knows nothing of its neighbours.
@@ -18,33 +22,57 @@ var stages = [...]stage{
 	admit,          // request id, connection protocol, readiness probe
 	clientDeadline, // what time the client gives
 	target,         // host and path in their one normal form
-	matchRoute,     // tenant, route, its timeout
-	tail,           // of an evacuated cell: to the cell that has the client now
-	deniedRoute,    // what operators have switched off
-	authenticate,   // who calls, and may they: the denylist counts before anything remembered
-	limits,         // tenant, consumer, user
-	payload,        // the size that the request announces
-	choose,         // upstream of the route, retry rules
+	aim,            // from here on the memory is asked ahead for route and credentials
+	foresee,        // each step of the way needs what the one before it has found
+	foresee,
+	foresee,
+	matchRoute,   // tenant, route, its timeout
+	protect,      // what the node has no strength for
+	preflight,    // browsers that ask whether their script may ask
+	tail,         // of an evacuated cell: to the cell that has the client now
+	deniedRoute,  // what operators have switched off
+	authenticate, // who calls, and may they: the denylist counts before anything remembered
+	decide,       // what a service says to it, where one is asked
+	try,          // what is not enforced yet
+	buckets,      // which count it: tenant, consumer, user
+	limits,       // one request out of each
+	payload,      // the size that the request announces
+	rewrite,      // the path as the upstream knows it
+	choose,       // upstream of the route, retry rules
 }
 
 // answerStages is the order in which an answer is prepared, the gateway's own as well as an upstream's.
 var answerStages = [...]func(*Exchange){
+	hide,       // what tells of the inside
 	identify,   // x-request-id
 	explain,    // own answers: reason, problem document, challenges
+	share,      // with scripts of other origins
 	connection, // drain
 	advertise,  // where HTTP/3 is
 	passReason, // why another cell answered itself
 }
 
-// Run takes the exchange through the pipeline, from where it stands.
-func (x *Exchange) Run() Verdict {
+// Run takes the exchange through the pipeline, from where it stands, at this time. It never says Soon.
+func (x *Exchange) Run(now time.Time) Verdict {
+	for {
+		if v := x.Step(now); v != Soon {
+			return v
+		}
+	}
+}
+
+// Step is Run as far as to the next Soon.
+func (x *Exchange) Step(now time.Time) Verdict {
+	x.now = now
 	for x.at < len(stages) {
 		v := stages[x.at](x)
-		if v != Next {
+		if v == Reply || v == Park {
 			x.Parked = x.Parked || v == Park
 			return v
 		}
-		x.at++
+		if x.at++; v == Soon {
+			return Soon
+		}
 	}
 	return Next
 }
@@ -54,7 +82,7 @@ func (x *Exchange) Wait() <-chan struct{} { return x.wait }
 
 // runAnswer starts over, so that a later failure replaces an earlier answer that was not sent.
 func (x *Exchange) runAnswer() {
-	x.extras, x.text, x.body = 0, x.text[:0], span{}
+	x.own.Reset()
 	for _, s := range answerStages {
 		s(x)
 	}

@@ -9,7 +9,9 @@ import (
 
 	"github.com/cellgate/cellgate/denylist"
 	"github.com/cellgate/cellgate/proxy/hops"
+	"github.com/cellgate/cellgate/proxy/limit"
 	"github.com/cellgate/cellgate/proxy/program"
+	"github.com/cellgate/cellgate/quota"
 	"github.com/cellgate/cellgate/reason"
 	"github.com/cellgate/cellgate/snapshot"
 )
@@ -22,7 +24,13 @@ type script struct {
 	asked  []Credentials
 	refuse int // index of the claim to refuse, -1 for none
 	claims []Claim
+	due    chan struct{} // a lease that is due
+	waits  []int
 }
+
+func (*script) Foresee(*Credentials) {}
+
+func (*script) Aim([]Claim) {}
 
 func (s *script) Authenticate(c *Credentials, id *Identity, _ time.Time) (reason.Reason, <-chan struct{}) {
 	s.asked = append(s.asked, *c)
@@ -35,31 +43,41 @@ func (s *script) Authenticate(c *Credentials, id *Identity, _ time.Time) (reason
 	return s.why, nil
 }
 
-func (s *script) Take(claims []Claim, _ time.Time) int {
-	s.claims = append([]Claim(nil), claims...)
+func (s *script) Take(claims []Claim, waits int, _ time.Time) (int, <-chan struct{}) {
+	s.claims, s.waits = append([]Claim(nil), claims...), append(s.waits, waits)
+	if w := s.due; w != nil {
+		s.due = nil
+		return -1, w
+	}
 	if s.refuse >= 0 && s.refuse < len(claims) {
 		claims[s.refuse].RetryAfter = 1500 * time.Millisecond
-		return s.refuse
+		return s.refuse, nil
 	}
-	return -1
+	return -1, nil
 }
 
 const document = `
 version: v1
 routes:
   - {id: open, match: {host: a.example, path: /open}, upstream: up}
-  - {id: closed, match: {host: a.example, path: /closed}, upstream: up, auth: jwt, limits: {tenant: 100/second, user: 1/minute}, timeout: 2s}
+  - {id: closed, match: {host: a.example, path: /closed}, upstream: up, auth: jwt, limits: {tenant: 100/second, user: 1/minute, scope: cell, on_store_loss: deny}, timeout: 2s}
+  - {id: big, match: {host: b.example, path: /big}, upstream: up}
   - {id: split, match: {host: a.example, path: /split}, auth: jwt, sticky: user, split: [{upstream: up, weight: 95}, {upstream: canary, weight: 5}]}
 upstreams:
   - {id: up, endpoints: ["127.0.0.1:1"]}
   - {id: canary, endpoints: ["127.0.0.1:2"]}
-policies: [{id: jwt, jwt: {issuer: "https://i.example", audience: a, jwks: "https://i.example/keys"}}]
-plans: [{id: pro, rate_per_sec: 7}]
+policies: [{id: jwt, jwt: {issuer: "https://i.example", audience: a, jwks: "https://i.example/keys"}}, {id: admins, authz: {roles: [admin]}}]
+plans: [{id: pro, rate_per_sec: 7, quota_per_day: 86400, scope: region}]
 consumers: [{id: acme, plan: pro}]
-tenants: [{id: acme, hosts: [a.example]}]
+tenants: [{id: acme, hosts: [a.example]}, {id: big, hosts: [b.example], limits: {rate: 5000/second}}]
 `
 
-func serverOf(t testing.TB, s *script, share int) *Server {
+func serverOf(t testing.TB, s *script) *Server {
+	t.Helper()
+	return serverWith(t, s, document)
+}
+
+func serverWith(t testing.TB, s *script, document string) *Server {
 	t.Helper()
 	cfg, problems := snapshot.Decode([]snapshot.File{{Name: "d", Data: []byte(document)}}, snapshot.Loopback())
 	if err := problems.Err(); err != nil {
@@ -74,7 +92,7 @@ func serverOf(t testing.TB, s *script, share int) *Server {
 		t.Fatal(err)
 	}
 	srv := New(Options{Auth: s, Limits: s})
-	if err := srv.Apply(p, share); err != nil {
+	if err := srv.Apply(p); err != nil {
 		t.Fatal(err)
 	}
 	return srv
@@ -97,12 +115,12 @@ func get(path string, fields ...string) string {
 func TestAParkedExchangeResumesAtTheSameStage(t *testing.T) {
 	wait := make(chan struct{})
 	s := &script{wait: wait, refuse: -1, id: Identity{User: "u"}}
-	x := exchangeOf(t, serverOf(t, s, 1), get("/closed", "Authorization: Bearer x"))
-	if v := x.Run(); v != Park || x.Wait() != (<-chan struct{})(wait) {
+	x := exchangeOf(t, serverOf(t, s), get("/closed", "Authorization: Bearer x"))
+	if v := x.Run(time.Now()); v != Park || x.Wait() != (<-chan struct{})(wait) {
 		t.Fatalf("verdict %d", v)
 	}
 	id := x.ID()
-	if v := x.Run(); v != Next {
+	if v := x.Run(time.Now()); v != Next {
 		t.Fatalf("after the wait: %d", v)
 	}
 	if len(s.asked) != 2 || x.ID() != id || len(s.claims) != 2 {
@@ -112,53 +130,92 @@ func TestAParkedExchangeResumesAtTheSameStage(t *testing.T) {
 
 func TestCredentialsCarryTenantAndPolicy(t *testing.T) {
 	s := &script{refuse: -1}
-	x := exchangeOf(t, serverOf(t, s, 1), get("/closed", "Authorization: Bearer x", "X-API-Key: k"))
-	x.Run()
+	x := exchangeOf(t, serverOf(t, s), get("/closed", "Authorization: Bearer x", "X-API-Key: k"))
+	x.Run(time.Now())
 	c := s.asked[0]
 	if c.Tenant != "acme" || c.Policy.ID != "jwt" || string(c.Authorization) != "Bearer x" || string(c.APIKey) != "k" || c.Program == nil {
 		t.Fatalf("%+v", c)
 	}
-	x = exchangeOf(t, serverOf(t, s, 1), get("/closed", "Authorization: Bearer x", "Authorization: Bearer y"))
-	if x.Run() != Reply || x.Reason != reason.TokenInvalid || len(s.asked) != 1 {
+	x = exchangeOf(t, serverOf(t, s), get("/closed", "Authorization: Bearer x", "Authorization: Bearer y"))
+	if x.Run(time.Now()) != Reply || x.Reason != reason.TokenInvalid || len(s.asked) != 1 {
 		t.Fatalf("two credentials: %v", x.Reason)
 	}
-	x = exchangeOf(t, serverOf(t, s, 1), get("/open"))
-	if x.Run() != Next || len(s.asked) != 1 {
+	x = exchangeOf(t, serverOf(t, s), get("/open"))
+	if x.Run(time.Now()) != Next || len(s.asked) != 1 {
 		t.Fatal("a public route asked who calls")
 	}
 }
 
 func TestADeniedRouteIsRefusedBeforeAnybodyIsAsked(t *testing.T) {
 	s := &script{refuse: -1}
-	srv := serverOf(t, s, 1)
+	srv := serverOf(t, s)
 	srv.Deny(denylist.Compile([]denylist.Entry{{Kind: denylist.Route, ID: "closed"}}))
 	x := exchangeOf(t, srv, get("/closed", "Authorization: Bearer x"))
-	if x.Run() != Reply || x.Reason != reason.RouteDenied || x.Status != 503 || len(s.asked) != 0 {
+	if x.Run(time.Now()) != Reply || x.Reason != reason.RouteDenied || x.Status != 503 || len(s.asked) != 0 {
 		t.Fatalf("%v, asked %d times", x.Reason, len(s.asked))
 	}
-	if x = exchangeOf(t, srv, get("/open")); x.Run() != Next {
+	if x = exchangeOf(t, srv, get("/open")); x.Run(time.Now()) != Next {
 		t.Fatalf("another route: %v", x.Reason)
 	}
 	srv.Deny(nil)
-	if x = exchangeOf(t, srv, get("/closed", "Authorization: Bearer x")); x.Run() != Next {
+	if x = exchangeOf(t, srv, get("/closed", "Authorization: Bearer x")); x.Run(time.Now()) != Next {
 		t.Fatalf("after the removal: %v", x.Reason)
 	}
 }
 
-func TestLimitsAreSharedAndNeverBelowOne(t *testing.T) {
+func TestEveryLimitThatCountsTheCallerIsAsked(t *testing.T) {
 	s := &script{refuse: -1, id: Identity{User: "u", Consumer: "acme"}}
-	exchangeOf(t, serverOf(t, s, 4), get("/closed")).Run()
+	exchangeOf(t, serverOf(t, s), get("/closed")).Run(time.Now())
 	want := []Claim{
-		{Key: LimitKey{Tenant: "acme", Kind: reason.RateTenant, Route: "closed"}, Rate: 25, Burst: 20},
-		{Key: LimitKey{Tenant: "acme", Kind: reason.RateConsumer, Caller: "acme"}, Rate: 1.75, Burst: 1},
-		{Key: LimitKey{Tenant: "acme", Kind: reason.RateUser, Route: "closed", Caller: "u"}, Rate: 1.0 / 60, Burst: 1},
+		{Key: LimitKey{Tenant: "acme", Kind: reason.RateTenant, Route: "closed"}, Limit: quota.Limit{Rate: 100, Burst: 20, Scope: quota.Cell, Strict: true}},
+		{Key: LimitKey{Tenant: "acme", Kind: reason.QuotaConsumer, Caller: "acme"}, Limit: quota.PerDay(86400)},
+		{Key: LimitKey{Tenant: "acme", Kind: reason.RateConsumer, Caller: "acme"}, Limit: quota.Limit{Rate: 7, Burst: 7, Scope: quota.Region}},
+		{Key: LimitKey{Tenant: "acme", Kind: reason.RateUser, Route: "closed", Caller: "u"}, Limit: quota.Limit{Rate: 1.0 / 60, Burst: 1, Scope: quota.Cell, Strict: true}},
+	}
+	for i := range want {
+		want[i].Alone = limit.PerSecond(want[i].Limit.Rate, want[i].Limit.Burst)
 	}
 	if fmt.Sprint(s.claims) != fmt.Sprint(want) {
 		t.Fatalf("%v\nwant\n%v", s.claims, want)
 	}
-	exchangeOf(t, serverOf(t, s, 1000), get("/closed")).Run()
-	if c := s.claims[0]; c.Rate != 1 || c.Burst != 1 {
-		t.Fatalf("a thousandth of 100/second: %+v", c)
+}
+
+func TestATenantHasALimitOfItsOwn(t *testing.T) {
+	s := &script{refuse: 0}
+	x := exchangeOf(t, serverOf(t, s), strings.Replace(get("/big"), "a.example", "b.example", 1))
+	if v := x.Run(time.Now()); v != Reply || x.Reason != reason.RateTenant {
+		t.Fatalf("%d %v", v, x.Reason)
+	}
+	want := []Claim{{Key: LimitKey{Tenant: "big", Kind: reason.RateTenant}, Limit: quota.Limit{Rate: 5000, Burst: 1000}}}
+	for i := range want {
+		want[i].Alone = limit.PerSecond(want[i].Limit.Rate, want[i].Limit.Burst)
+	}
+	if fmt.Sprint(s.claims) != fmt.Sprint(want) {
+		t.Fatalf("%v\nwant\n%v", s.claims, want)
+	}
+}
+
+// H1: what all tenants share is asked for first, and so taken last: with it a request has six claims at most.
+func TestThePlatformHasALimitOfItsOwn(t *testing.T) {
+	s := &script{refuse: 0, id: Identity{User: "u", Consumer: "acme"}}
+	srv := serverWith(t, s, strings.Replace(document, "tenants: [", "tenants: [{id: '*', limits: {rate: 9000/second}}, ", 1))
+	x := exchangeOf(t, srv, get("/closed"))
+	if v := x.Run(time.Now()); v != Reply || x.Reason != reason.RatePlatform || x.Status != 503 {
+		t.Fatalf("%d %v", v, x.Reason)
+	}
+	if first := s.claims[0]; len(s.claims) != 5 || first.Key != (LimitKey{Tenant: "*", Kind: reason.RatePlatform}) || first.Limit.Rate != 9000 {
+		t.Fatalf("%+v", s.claims)
+	}
+}
+
+func TestAnExchangeWaitsForALeaseThatIsDue(t *testing.T) {
+	s := &script{refuse: -1, due: make(chan struct{})}
+	x := exchangeOf(t, serverOf(t, s), get("/closed"))
+	if v := x.Run(time.Now()); v != Park || x.Wait() == nil {
+		t.Fatalf("verdict %d", v)
+	}
+	if v := x.Run(time.Now()); v != Next || fmt.Sprint(s.waits) != "[0 1]" {
+		t.Fatalf("after the wait: %d, %v", v, s.waits)
 	}
 }
 
@@ -166,9 +223,9 @@ func TestLimitsAreSharedAndNeverBelowOne(t *testing.T) {
 func TestAnAnonymousCallerIsAnIPv4AddressOrAnIPv6Network(t *testing.T) {
 	for address, want := range map[string]string{"192.0.2.1": "192.0.2.1", "2001:db8:1:2:3:4:5:6": "2001:db8:1:2::/64", "2001:db8:1:2::9": "2001:db8:1:2::/64"} {
 		s := &script{refuse: -1}
-		x := exchangeOf(t, serverOf(t, s, 1), get("/closed"))
+		x := exchangeOf(t, serverOf(t, s), get("/closed"))
 		x.Peer, x.PeerText = netip.MustParseAddr(address), address
-		x.Run()
+		x.Run(time.Now())
 		if c := s.claims[len(s.claims)-1]; c.Key.Kind != reason.RateUser || c.Key.Caller != want {
 			t.Errorf("%s counts as %q", address, c.Key.Caller)
 		}
@@ -176,10 +233,10 @@ func TestAnAnonymousCallerIsAnIPv4AddressOrAnIPv6Network(t *testing.T) {
 }
 
 func Test429SaysWhenToComeBack(t *testing.T) {
-	for i, why := range []reason.Reason{reason.RateTenant, reason.RateConsumer, reason.RateUser} {
+	for i, why := range []reason.Reason{reason.RateTenant, reason.QuotaConsumer, reason.RateConsumer, reason.RateUser} {
 		s := &script{refuse: i, id: Identity{User: "u", Consumer: "acme"}}
-		x := exchangeOf(t, serverOf(t, s, 1), get("/closed"))
-		if x.Run() != Reply || x.Reason != why || x.Status != 429 {
+		x := exchangeOf(t, serverOf(t, s), get("/closed"))
+		if x.Run(time.Now()) != Reply || x.Reason != why || x.Status != 429 {
 			t.Fatalf("%d: %v %d", i, x.Reason, x.Status)
 		}
 		head := string(x.AppendFields(nil))
@@ -196,18 +253,18 @@ func TestRefusalsChallenge(t *testing.T) {
 		reason.TokenMissing: "WWW-Authenticate: Bearer\r\n", reason.TokenExpired: `WWW-Authenticate: Bearer error="invalid_token"`,
 		reason.ScopeMissing: `WWW-Authenticate: Bearer error="insufficient_scope"`, reason.AuthUnavailable: "Retry-After: 1\r\n",
 	} {
-		x := exchangeOf(t, serverOf(t, &script{why: why, refuse: -1}, 1), get("/closed"))
-		if x.Run() != Reply || x.Reason != why || !strings.Contains(string(x.AppendFields(nil)), want) {
+		x := exchangeOf(t, serverOf(t, &script{why: why, refuse: -1}), get("/closed"))
+		if x.Run(time.Now()) != Reply || x.Reason != why || !strings.Contains(string(x.AppendFields(nil)), want) {
 			t.Errorf("%v: %s", x.Reason, x.AppendFields(nil))
 		}
 	}
 }
 
 func TestNoReasonBreaksTheAnswer(t *testing.T) {
-	s := serverOf(t, &script{refuse: -1}, 1)
+	s := serverOf(t, &script{refuse: -1})
 	for _, why := range reason.All() {
 		x := exchangeOf(t, s, get("/open"))
-		x.Run()
+		x.Run(time.Now())
 		x.Fail(why)
 		if x.Status != why.Status() || !strings.Contains(string(x.Body()), `"reason":"`+why.String()+`"`) {
 			t.Errorf("%v: %d %s", why, x.Status, x.Body())
@@ -218,8 +275,8 @@ func TestNoReasonBreaksTheAnswer(t *testing.T) {
 func TestAStickyUserAlwaysGoesTheSameWay(t *testing.T) {
 	first := int32(-1)
 	for range 20 {
-		x := exchangeOf(t, serverOf(t, &script{refuse: -1, id: Identity{User: "u"}}, 1), get("/split"))
-		x.Run()
+		x := exchangeOf(t, serverOf(t, &script{refuse: -1, id: Identity{User: "u"}}), get("/split"))
+		x.Run(time.Now())
 		for i, pool := range x.table.pools {
 			if pool == x.Pool && first != int32(i) {
 				if first >= 0 {
@@ -231,25 +288,8 @@ func TestAStickyUserAlwaysGoesTheSameWay(t *testing.T) {
 	}
 }
 
-func TestTimeoutsAreParsedStrictly(t *testing.T) {
-	for _, c := range []struct {
-		v    string
-		grpc bool
-		want time.Duration
-		ok   bool
-	}{
-		{"250", false, 250 * time.Millisecond, true}, {"0", false, 0, true}, {"", false, 0, false}, {"-1", false, 0, false}, {"1.5", false, 0, false},
-		{"123456789", false, 0, false}, {"1S", true, time.Second, true}, {"2m", true, 2 * time.Millisecond, true}, {"3u", true, 3 * time.Microsecond, true},
-		{"99999999H", true, 1 << 62 / time.Hour * time.Hour, true}, {"1", true, 0, false}, {"S", true, 0, false}, {"1s", true, 0, false},
-	} {
-		if d, ok := parseTimeout([]byte(c.v), c.grpc); ok != c.ok || ok && d != c.want {
-			t.Errorf("%q: %v %v", c.v, d, ok)
-		}
-	}
-}
-
 func TestClientsDeadlineOnlyNarrows(t *testing.T) {
-	s := serverOf(t, &script{refuse: -1}, 1)
+	s := serverOf(t, &script{refuse: -1})
 	for head, want := range map[string]time.Duration{
 		get("/closed"): 2 * time.Second,
 		get("/closed", "X-Request-Timeout-Ms: 100"):   100 * time.Millisecond,
@@ -258,7 +298,7 @@ func TestClientsDeadlineOnlyNarrows(t *testing.T) {
 		get("/open", "grpc-timeout: 1S", "X-Request-Timeout-Ms: 3000"): time.Second,
 	} {
 		x := exchangeOf(t, s, head)
-		x.Run()
+		x.Run(time.Now())
 		if got := x.Deadline.Sub(x.Start); got != want {
 			t.Errorf("%q: %v, want %v", head, got, want)
 		}
@@ -266,12 +306,12 @@ func TestClientsDeadlineOnlyNarrows(t *testing.T) {
 }
 
 func TestRunAllocatesNothing(t *testing.T) {
-	s := serverOf(t, &script{refuse: -1}, 1)
+	s := serverOf(t, &script{refuse: -1})
 	x := exchangeOf(t, s, get("/open"))
 	out := make([]byte, 0, 4096)
 	if n := testing.AllocsPerRun(1000, func() {
 		x.reset()
-		if x.Run() != Next {
+		if x.Run(time.Now()) != Next {
 			t.Fatal(x.Reason)
 		}
 		out = x.AppendRequest(out[:0], 0, x.Start)
@@ -281,7 +321,7 @@ func TestRunAllocatesNothing(t *testing.T) {
 	x = exchangeOf(t, s, get("/none"))
 	if n := testing.AllocsPerRun(1000, func() {
 		x.reset()
-		if x.Run() != Reply {
+		if x.Run(time.Now()) != Reply {
 			t.Fatal(x.Reason)
 		}
 		out = x.AppendFields(out[:0])
@@ -294,7 +334,7 @@ func TestRunAllocatesNothing(t *testing.T) {
 func TestATrustedProxyIsBelievedAboutItsClient(t *testing.T) {
 	var seen Record
 	s := &script{refuse: -1}
-	srv := serverOf(t, s, 1)
+	srv := serverOf(t, s)
 	srv.opts.Trusted = hops.Trusted{netip.MustParsePrefix("10.0.0.0/8")}
 	srv.opts.Recorders = []Recorder{recorder(func(r *Record) { seen = *r })}
 	for name, c := range map[string]struct {
@@ -309,7 +349,7 @@ func TestATrustedProxyIsBelievedAboutItsClient(t *testing.T) {
 	} {
 		x := exchangeOf(t, srv, get("/closed", "X-Forwarded-For: "+c.forwarded, "X-Forwarded-Proto: "+c.proto, "X-Forwarded-Host: evil.example"))
 		x.Peer, x.PeerText = netip.MustParseAddr(c.peer), c.peer
-		if x.Run() != Next {
+		if x.Run(time.Now()) != Next {
 			t.Fatalf("%s: %v", name, x.Reason)
 		}
 		out := string(x.AppendRequest(nil, 0, x.Start))

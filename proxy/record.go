@@ -19,22 +19,23 @@ func (x *Exchange) record(now time.Time) {
 	if x.Reason != reason.None {
 		r.Status = x.Reason.Status()
 	}
-	if r.Path == "" && string(x.Request.Target()) == ReadyPath {
-		r.Path = ReadyPath
+	if own := text(x.Request.Target()); own == ReadyPath || own == "*" {
+		r.Path = own
 	}
 	if x.table != nil {
 		r.Snapshot = x.table.program.Number
 	}
 	if m := x.match.Route; m != nil {
 		r.Route, r.Owner = m.ID, m.Owner
-		if len(m.Branches) > 0 {
-			r.Service = x.table.program.Upstreams[m.Branches[0].Upstream].ID
-		}
+	}
+	switch m := x.match.Route; {
+	case x.Pool != nil && !x.handed:
+		r.Service = x.Pool.ID
+	case m != nil && len(m.Branches) > 0:
+		r.Service = x.table.program.Upstreams[m.Branches[0].Upstream].ID
 	}
 	if x.Pool != nil {
-		if r.UpstreamID = x.Pool.ID; !x.handed {
-			r.Service = x.Pool.ID
-		}
+		r.UpstreamID = x.Pool.ID
 		if x.Endpoint >= 0 {
 			r.Endpoint = x.Pool.Name(x.Endpoint)
 		}

@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"reflect"
 	"time"
 
 	"github.com/cellgate/cellgate/proxy/program"
@@ -23,13 +22,13 @@ func (x *Exchange) wasLetIn(old *program.Program, was *program.Match) bool {
 		return true
 	}
 	policy := &old.Policies[was.Route.Policy]
-	if r := x.match.Route; r != nil && (policy.JWT == nil || reflect.DeepEqual(*policy, x.table.program.Policies[r.Policy])) {
+	if r := x.match.Route; r != nil && (policy.JWT == nil || program.JudgesAlike(old, was.Route, x.table.program, r)) {
 		return false
 	}
 	c, ok := x.present(old, policy, was.Tenant)
 	var id Identity
-	why, wait := x.server.opts.Auth.Authenticate(&c, &id, x.server.now())
-	return ok && why == reason.None && wait == nil
+	why, wait := x.server.opts.Auth.Authenticate(&c, &id, x.now)
+	return ok && why == reason.None && wait == nil && old.Permits(was.Route, id.Facts, id.Consumer) == reason.None
 }
 
 // Refused are the requests that were refused since the last swap to other contents and that the program before would have

@@ -31,6 +31,10 @@ func programOf(t testing.TB, text string, number uint64) *program.Program {
 // byAudience lets in whoever is asked for under the audience of the first document, with a token.
 type byAudience struct{ asked int }
 
+func (*byAudience) Foresee(*Credentials) {}
+
+func (*byAudience) Aim([]Claim) {}
+
 func (a *byAudience) Authenticate(c *Credentials, id *Identity, _ time.Time) (reason.Reason, <-chan struct{}) {
 	a.asked++
 	if len(c.Authorization) == 0 {
@@ -43,7 +47,7 @@ func (a *byAudience) Authenticate(c *Credentials, id *Identity, _ time.Time) (re
 	return reason.None, nil
 }
 
-func (a *byAudience) Take([]Claim, time.Time) int { return -1 }
+func (a *byAudience) Take([]Claim, int, time.Time) (int, <-chan struct{}) { return -1, nil }
 
 func TestWhatIsRefusedNowAndWasLetThroughBeforeIsCounted(t *testing.T) {
 	const open, closed = "path: /open}", "path: /closed}"
@@ -61,21 +65,22 @@ func TestWhatIsRefusedNowAndWasLetThroughBeforeIsCounted(t *testing.T) {
 		"the policy wants somebody else":     {[]string{"audience: a,", "audience: b,"}, get("/closed", "Authorization: Bearer x"), map[string]uint64{"closed": 1}},
 		"it refused this one before as well": {[]string{"audience: a,", "audience: b,"}, get("/closed"), nil},
 		"the policy is the same":             {[]string{open, "path: /opem}"}, get("/closed"), nil},
+		"a rule is new":                      {[]string{closed + ", upstream: up, auth: jwt", closed + ", upstream: up, auth: jwt, policies: [admins]"}, get("/closed", "Authorization: Bearer x"), map[string]uint64{"closed": 1}},
 		"a route became a protected one":     {[]string{open + ", upstream: up", open + ", upstream: up, auth: jwt"}, get("/open"), map[string]uint64{"open": 1}},
 	} {
 		a := &byAudience{}
 		s := New(Options{Auth: a, Limits: a})
-		if err := s.Apply(programOf(t, document, 1), 1); err != nil {
+		if err := s.Apply(programOf(t, document, 1)); err != nil {
 			t.Fatal(err)
 		}
 		changed := strings.Replace(document, c.change[0], c.change[1], 1)
 		if changed == document {
 			t.Fatalf("%s: nothing changed", name)
 		}
-		if err := s.Apply(programOf(t, changed, 2), 1); err != nil {
+		if err := s.Apply(programOf(t, changed, 2)); err != nil {
 			t.Fatal(err)
 		}
-		exchangeOf(t, s, c.request).Run()
+		exchangeOf(t, s, c.request).Run(time.Now())
 		if got := s.Refused(); !maps.Equal(got, c.want) {
 			t.Errorf("%s: %v", name, got)
 		}
@@ -87,13 +92,13 @@ func TestASecondOpinionIsBoundedAndForgotten(t *testing.T) {
 	s := New(Options{Auth: a, Limits: a})
 	before, after := programOf(t, document, 1), programOf(t, strings.Replace(document, "path: /open}", "path: /opem}", 1), 2)
 	for _, p := range []*program.Program{before, after, after} { // the last swap is of the share alone
-		if err := s.Apply(p, 1); err != nil {
+		if err := s.Apply(p); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for range program.MaxAsked + 10 {
 		x := exchangeOf(t, s, get("/open"))
-		x.Run()
+		x.Run(time.Now())
 		s.Release(x)
 	}
 	if n := s.Refused()["open"]; n != program.MaxAsked {

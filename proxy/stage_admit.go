@@ -6,7 +6,8 @@ import (
 	"math/rand/v2"
 
 	"github.com/cellgate/cellgate/proxy/hops"
-	"github.com/cellgate/cellgate/proxy/websocket"
+	"github.com/cellgate/cellgate/proxy/http1"
+	"github.com/cellgate/cellgate/proxy/tracecontext"
 	"github.com/cellgate/cellgate/reason"
 	"github.com/cellgate/cellgate/snapshot"
 )
@@ -20,24 +21,26 @@ func admit(x *Exchange) Verdict {
 	x.table = x.server.table.Load()
 	x.Deadline = x.Start.Add(snapshot.DefaultTimeout)
 	x.direct()
+	trusted := x.Via != "" || x.server.opts.Trusted.Has(x.Peer)
 	switch {
 	case x.Via != "":
 		if !x.adopt() {
 			x.Closing = true
 			return x.refuse(reason.BadRequest)
 		}
-	case x.server.opts.Trusted.Has(x.Peer):
+	case trusted:
 		x.behind(x.server.opts.Trusted)
 	}
-	if string(x.Request.Method()) == "CONNECT" {
-		x.Closing = true
-		return x.refuse(reason.ConnectRefused)
-	}
-	if x.Request.Upgrade {
-		x.Closing = true // whatever the answer: nobody reads a request behind a handshake (CASES G9)
-		if x.Tunnel = websocket.Offered(&x.Request); !x.Tunnel {
+	x.trace(trusted)
+	switch extended := len(x.Request.Protocol()) > 0; {
+	case extended, x.Request.Upgrade && string(x.Request.Method()) != "CONNECT":
+		x.Closing = x.Closing || !extended // whatever the answer: nobody reads a request behind a handshake (CASES G9)
+		if x.Tunnel = x.WebSocket.Begun(&x.Request, rand.Uint64); !x.Tunnel {
 			return x.refuse(reason.UpgradeRefused)
 		}
+	case string(x.Request.Method()) == "CONNECT":
+		x.Closing = true
+		return x.refuse(reason.ConnectRefused)
 	}
 	if string(x.Request.Target()) == ReadyPath {
 		return x.probe()
@@ -58,6 +61,17 @@ func (x *Exchange) behind(t hops.Trusted) {
 	}
 	if https, ok := hops.HTTPS(&x.Request.Head); ok {
 		x.https = https
+	}
+}
+
+// trace goes on with the trace of a trusted proxy, and begins one for everybody else, of the request id's bits.
+func (x *Exchange) trace(trusted bool) {
+	x.Trace = tracecontext.New(x.id[:], rand.Uint64())
+	if v, n := x.Request.Only(http1.Traceparent); n == 1 {
+		x.Outside, _ = tracecontext.Parse(v)
+	}
+	if trusted && x.Outside.Valid() {
+		x.Trace = x.Outside.Child(rand.Uint64())
 	}
 }
 
@@ -84,6 +98,5 @@ func (x *Exchange) probe() Verdict {
 	if !x.server.Ready() {
 		return x.refuse(reason.Draining)
 	}
-	x.own(200, "application/json", `{"ready":true}`)
-	return Reply
+	return x.simple(200, "Content-Type", "application/json", `{"ready":true}`)
 }

@@ -1,29 +1,53 @@
 package proxy
 
 import (
+	decisions "github.com/cellgate/cellgate/proxy/decide"
 	"github.com/cellgate/cellgate/proxy/http1"
 	"github.com/cellgate/cellgate/proxy/program"
+	"github.com/cellgate/cellgate/proxy/session"
 	"github.com/cellgate/cellgate/reason"
 	"github.com/cellgate/cellgate/snapshot"
 )
 
-// authenticate asks who calls. Doubled credentials are no credentials: which of them an upstream would take is unknown.
+// authenticate asks who calls, and whether he may. Doubled credentials are no credentials: which of them an upstream would take is unknown.
 func authenticate(x *Exchange) Verdict {
 	policy := x.match.Route.Policy
 	if policy < 0 {
 		return Next
 	}
-	var ok bool
-	if x.credentials, ok = x.present(x.table.program, &x.table.program.Policies[policy], x.match.Tenant); !ok {
+	c, ok := x.present(x.table.program, &x.table.program.Policies[policy], x.match.Tenant)
+	c.Ahead, c.Asked = x.credentials.Ahead, x.credentials.Asked
+	if x.credentials = c; !ok {
 		return x.refuse(reason.TokenInvalid)
 	}
-	why, wait := x.server.opts.Auth.Authenticate(&x.credentials, &x.identity, x.server.now())
+	why, wait := x.server.opts.Auth.Authenticate(&x.credentials, &x.identity, x.now)
 	if wait != nil {
 		x.wait = wait
 		return Park
 	}
+	if why == reason.None {
+		why = x.table.program.Permits(x.match.Route, x.identity.Facts, x.identity.Consumer)
+	}
 	if why != reason.None {
 		x.doubt()
+		return x.refuse(why)
+	}
+	return Next
+}
+
+// decide asks the service that the route names, if it does, whether the request may pass (G6).
+func decide(x *Exchange) Verdict {
+	p, m := x.table.program.Decision(x.match.Route), &x.match
+	if p == nil {
+		return Next
+	}
+	x.decision = decisions.Case{Policy: p, Policies: x.table.program.PoliciesDigest(), Head: &x.Request.Head, Peer: x.client, Tenant: m.Tenant, Route: m.Route.ID,
+		Method: text(x.Request.Method()), Host: x.host, Path: string(x.path), Query: x.query, Client: x.clientText, User: x.identity.User,
+		Consumer: x.identity.Consumer, Issuer: x.identity.Issuer, Facts: x.identity.Facts, Asked: x.decision.Asked}
+	why, wait := x.server.opts.Decisions.Decide(&x.decision, x.now)
+	if x.wait = wait; wait != nil {
+		return Park
+	} else if why != reason.None {
 		return x.refuse(why)
 	}
 	return Next
@@ -33,5 +57,9 @@ func authenticate(x *Exchange) Verdict {
 func (x *Exchange) present(p *program.Program, policy *snapshot.Policy, tenant string) (c Credentials, ok bool) {
 	auth, n := x.Request.Only(http1.Authorization)
 	key, m := x.Request.Only(http1.APIKey)
-	return Credentials{Program: p, Policy: policy, Tenant: tenant, Authorization: auth, APIKey: key, Peer: x.client}, n <= 1 && m <= 1
+	c = Credentials{Program: p, Policy: policy, Tenant: tenant, Authorization: auth, APIKey: key, Peer: x.client}
+	if s := policy.Session; s != nil {
+		c.Session = session.Read(&x.Request, s.Cookie, s.Origins)
+	}
+	return c, n <= 1 && m <= 1
 }

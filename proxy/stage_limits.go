@@ -1,65 +1,51 @@
 package proxy
 
 import (
-	"math"
-	"time"
+	"cmp"
 
+	"github.com/cellgate/cellgate/proxy/claims"
+	"github.com/cellgate/cellgate/proxy/identity"
 	"github.com/cellgate/cellgate/reason"
-	"github.com/cellgate/cellgate/snapshot"
 )
 
-// limits takes one request out of every bucket that counts the caller, or out of none.
-func limits(x *Exchange) Verdict {
-	r := x.match.Route
-	claims := x.claims[:0]
-	if l := r.Limits.Tenant; l.Requests > 0 {
-		claims = append(claims, x.claim(reason.RateTenant, l, r.ID, ""))
+// buckets names the buckets that count the caller.
+func buckets(x *Exchange) Verdict {
+	r, user := x.match.Route, ""
+	if !r.User.None() {
+		user = x.caller()
 	}
-	if c := x.identity.Consumer; c != "" {
-		if rate := x.table.program.Rate(c); rate > 0 {
-			claims = append(claims, x.claim(reason.RateConsumer, snapshot.Rate{Requests: rate, Per: time.Second}, "", c))
-		}
-	}
-	if l := r.Limits.User; l.Requests > 0 {
-		claims = append(claims, x.claim(reason.RateUser, l, r.ID, x.caller()))
-	}
-	if len(claims) == 0 {
+	list := claims.Of(x.claims[:0], x.table.program, x.match.Tenant, r, x.identity.Consumer, user)
+	if x.claimed = len(list); x.claimed == 0 {
 		return Next
 	}
-	if i := x.server.opts.Limits.Take(claims, x.server.now()); i >= 0 {
-		x.retryAfter = claims[i].RetryAfter
-		return x.refuse(claims[i].Key.Kind)
+	x.server.opts.Limits.Aim(list)
+	return Soon
+}
+
+// limits takes one request out of every bucket, or out of none.
+func limits(x *Exchange) Verdict {
+	list := x.claims[:x.claimed]
+	if len(list) == 0 {
+		return Next
+	}
+	i, wait := x.server.opts.Limits.Take(list, x.waits, x.now)
+	if wait != nil {
+		x.wait, x.waits = wait, x.waits+1
+		return Park
+	}
+	if i >= 0 {
+		x.retryAfter = list[i].RetryAfter
+		return x.refuse(list[i].Key.Kind)
 	}
 	return Next
 }
 
-// claim is one bucket's question: the author's rate divided among the nodes, yet never below one request a second (or the
-// rate itself where that is lower), with a burst of a fifth of a period or 20 requests, never below one.
-func (x *Exchange) claim(kind reason.Reason, r snapshot.Rate, route, caller string) Claim {
-	whole := float64(r.Requests) / max(r.Per.Seconds(), 1e-9)
-	n := float64(r.Requests) / float64(x.table.share)
-	return Claim{
-		Key:   LimitKey{Tenant: x.match.Tenant, Kind: kind, Route: route, Caller: caller},
-		Rate:  max(whole/float64(x.table.share), min(whole, 1)),
-		Burst: max(1, math.Floor(max(n/5, min(n, 20)))),
-	}
-}
-
-// caller is whom a user limit counts: the verified user, else the consumer, else the address. Whoever has one IPv6 address
-// has its whole /64, so all of that is one caller (H5).
+// caller is whom a user limit counts: the verified user, else the consumer, else the address (H5).
 func (x *Exchange) caller() string {
-	switch {
-	case x.identity.User != "":
-		return x.identity.User
-	case x.identity.Consumer != "":
-		return x.identity.Consumer
+	if id := cmp.Or(x.identity.User, x.identity.Consumer); id != "" {
+		return id
 	}
-	if x.client.Is6() {
-		if p, err := x.client.WithZone("").Prefix(64); err == nil {
-			return p.String()
-		}
-	}
-	return x.clientText
+	return identity.Address(x.client, x.clientText)
 }
 
 // MaxBody bounds a request body (F5).

@@ -3,6 +3,7 @@ package proxy
 import (
 	"bytes"
 
+	"github.com/cellgate/cellgate/proxy/http1"
 	"github.com/cellgate/cellgate/proxy/path"
 	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/reason"
@@ -15,25 +16,48 @@ func target(x *Exchange) Verdict {
 	if i := bytes.IndexByte(raw, '?'); i >= 0 {
 		raw, query = raw[:i], raw[i+1:]
 	}
-	var err error
-	if x.path, err = path.Normalize(x.rewrite[:0], text(raw)); err != nil {
-		return x.refuse(reason.BadRequest)
+	if len(raw) == 0 { // RFC 9110, section 4.2.3
+		raw = []byte{'/'}
 	}
-	x.query = text(query)
+	var err error
 	if a := x.Request.Authority(); len(a) > 0 {
 		if x.host, err = path.Host(text(a)); err != nil {
 			return x.refuse(reason.BadRequest)
 		}
 	}
+	if text(raw) == "*" { // OPTIONS asks the node itself (RFC 9110, section 9.3.7)
+		return x.simple(204, "Allow", "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS", "")
+	}
+	if x.path, err = path.Normalize(x.room[:0], text(raw)); err != nil {
+		return x.refuse(reason.BadRequest)
+	}
+	x.query = text(query)
 	return Next
+}
+
+// aim begins the way to route and credentials, ahead of those who will look them up.
+func aim(x *Exchange) Verdict {
+	x.ahead = x.table.program.Ahead(x.host, x.path)
+	x.credentials.Authorization, _ = x.Request.Only(http1.Authorization)
+	x.server.opts.Auth.Foresee(&x.credentials)
+	return Soon
+}
+
+// foresee goes a step further.
+func foresee(x *Exchange) Verdict {
+	x.ahead.Step()
+	x.server.opts.Auth.Foresee(&x.credentials)
+	return Soon
 }
 
 // matchRoute finds tenant and route and the time that the route gives.
 func matchRoute(x *Exchange) Verdict {
 	x.lookup = program.Request{Host: x.host, Method: text(x.Request.Method()), Path: x.path, Query: x.query, Headers: (*headers)(x)}
-	if why := x.table.program.Lookup(&x.lookup, &x.match); why != reason.None {
-		x.doubt()
-		return x.refuse(why)
+	if !x.preflighted() {
+		if why := x.table.program.Lookup(&x.lookup, &x.match); why != reason.None {
+			x.doubt()
+			return x.refuse(why)
+		}
 	}
 	timeout := x.match.Route.Timeout
 	if timeout == 0 {

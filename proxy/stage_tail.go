@@ -1,11 +1,13 @@
 package proxy
 
 import (
-	"encoding/hex"
 	"net/netip"
 
 	"github.com/cellgate/cellgate/cells"
+	"github.com/cellgate/cellgate/proxy/balance"
+	"github.com/cellgate/cellgate/proxy/hops"
 	"github.com/cellgate/cellgate/proxy/http1"
+	"github.com/cellgate/cellgate/proxy/reply"
 	"github.com/cellgate/cellgate/proxy/retry"
 	"github.com/cellgate/cellgate/proxy/upstream"
 	"github.com/cellgate/cellgate/reason"
@@ -46,7 +48,7 @@ func tail(x *Exchange) Verdict {
 	}
 	x.Pool, x.handed, x.resume = pool, true, x.at+1
 	x.Machine = retry.Machine{Rule: retry.Rule{Attempts: 1, OnConnectFailure: true, OnReset: true},
-		Idempotent: idempotent(text(x.Request.Method())), Budget: pool.Budget}
+		Reads: true, Idempotent: http1.Idempotent(text(x.Request.Method())), Budget: pool.Budget}
 	pool.Budget.Original(x.Start)
 	x.at = pastStages
 	return Next
@@ -58,7 +60,7 @@ func (x *Exchange) Handed() bool { return x.handed }
 // Stay takes an exchange back that could not be handed on; it goes on in the pipeline as if it had never been.
 // The caller vouches that nothing of it was executed elsewhere, or that it may be executed twice.
 func (x *Exchange) Stay() {
-	x.Pool, x.Machine, x.handed, x.Endpoint, x.at = nil, retry.Machine{}, false, -1, x.resume
+	x.Pool, x.Machine, x.handed, x.Endpoint, x.Tried, x.at = nil, retry.Machine{}, false, -1, balance.Tried{}, x.resume
 	x.Stayed = true
 }
 
@@ -70,20 +72,9 @@ func (x *Exchange) TurnedAway(res *http1.Response) bool {
 
 // adopt takes over what the proxy that handed the request on says of it: who the client is, how it came, its id.
 // The client could not have said it: that proxy builds these fields anew (see AppendRequest).
-func (x *Exchange) adopt() bool {
-	from, _ := x.Request.Find("x-forwarded-for")
-	proto, _ := x.Request.Find("x-forwarded-proto")
-	id, _ := x.Request.Find("x-request-id")
-	peer, err := netip.ParseAddr(text(from))
-	if err != nil || len(id) != len(x.id) || string(proto) != "https" && string(proto) != "http" {
-		return false
-	}
-	if _, err := hex.Decode(make([]byte, len(id)/2), id); err != nil {
-		return false
-	}
-	copy(x.id[:], id)
-	x.client, x.clientText, x.https = peer, text(from), string(proto) == "https"
-	return true
+func (x *Exchange) adopt() (ok bool) {
+	x.client, x.clientText, x.https, ok = hops.Handed(&x.Request.Head, x.id[:])
+	return ok
 }
 
 // passReason gives the client the reason for which the cell that has the request answered itself. From an upstream the
@@ -93,6 +84,6 @@ func passReason(x *Exchange) {
 		return
 	}
 	if why, ok := x.Upstream.Find("x-cellgate-reason"); ok {
-		x.add("X-Cellgate-Reason", why)
+		reply.Add(&x.own, "X-Cellgate-Reason", why)
 	}
 }

@@ -2,6 +2,8 @@
 // One value feeds the problem document, the x-cellgate-reason header, the access log, the metric and the documentation.
 package reason
 
+import "strconv"
+
 // Reason is why the proxy answered itself. The zero value None means the upstream answered.
 type Reason uint8
 
@@ -31,16 +33,27 @@ const (
 	KeyInvalid
 	AuthUnavailable
 	ScopeMissing
+	RoleMissing
+	ClaimRefused
+	CrossSite
+	DecisionDenied
+	DecisionUnavailable
+	ConsumerRefused
+	CORSRefused
+	RatePlatform
 	RateTenant
 	RateConsumer
 	RateUser
+	QuotaConsumer
 	Overloaded
 	Draining
 	ForwardRefused
 	NoEndpoint
+	BreakerOpen
 	PoolFull
 	ConnectFailed
 	ConnectTimeout
+	UpstreamProtocol
 	UpstreamReset
 	UpstreamInvalid
 	UpstreamTimeout
@@ -58,46 +71,57 @@ type entry struct {
 
 // The table is the single home of tokens, statuses and titles.
 var table = [count]entry{
-	None:             {"", 0, ""},
-	BadRequest:       {"bad_request", 400, "The request is malformed"},
-	BadFraming:       {"bad_framing", 400, "The message length is ambiguous or invalid"},
-	HeaderTooLarge:   {"header_too_large", 431, "The request headers are too large"},
-	TooManyHeaders:   {"too_many_headers", 431, "The request has too many headers"},
-	URLTooLong:       {"url_too_long", 414, "The request URL is too long"},
-	BodyTooLarge:     {"body_too_large", 413, "The request body is too large"},
-	HeaderTimeout:    {"header_timeout", 408, "The request headers did not arrive in time"},
-	BodyTimeout:      {"body_timeout", 408, "The request body did not arrive in time"},
-	Misdirected:      {"misdirected", 421, "This connection does not serve that host"},
-	UpgradeRefused:   {"upgrade_refused", 400, "This upgrade is not offered"},
-	ConnectRefused:   {"connect_refused", 405, "CONNECT is not offered"},
-	DeadlineInvalid:  {"deadline_invalid", 400, "The request deadline is malformed"},
-	DeadlineExpired:  {"deadline_expired", 504, "The request deadline had passed on arrival"},
-	NoRoute:          {"no_route", 404, "No route takes this request"},
-	MethodNotAllowed: {"method_not_allowed", 405, "The route does not take this method"},
-	RouteDenied:      {"route_denied", 503, "The operator has switched this route off"},
-	Denied:           {"denied", 401, "The operator has revoked these credentials"},
-	TokenMissing:     {"token_missing", 401, "A token is required"},
-	TokenInvalid:     {"token_invalid", 401, "The token is not valid"},
-	TokenExpired:     {"token_expired", 401, "The token has expired or is not valid yet"},
-	KeyInvalid:       {"key_invalid", 401, "The API key is not valid"},
-	AuthUnavailable:  {"auth_unavailable", 503, "Authentication is not possible right now"},
-	ScopeMissing:     {"scope_missing", 403, "The token lacks a required scope"},
-	RateTenant:       {"rate_tenant", 429, "The tenant's request rate is exhausted"},
-	RateConsumer:     {"rate_consumer", 429, "The consumer's request rate is exhausted"},
-	RateUser:         {"rate_user", 429, "The user's request rate is exhausted"},
-	Overloaded:       {"overloaded", 503, "The gateway is overloaded"},
-	Draining:         {"draining", 503, "The gateway node is shutting down"},
-	ForwardRefused:   {"forward_refused", 503, "The cell that has this client now has no room"},
-	NoEndpoint:       {"no_endpoint", 503, "No endpoint of the upstream is usable"},
-	PoolFull:         {"pool_full", 503, "The upstream's connection pool is full"},
-	ConnectFailed:    {"connect_failed", 503, "The upstream refused the connection"},
-	ConnectTimeout:   {"connect_timeout", 504, "The upstream did not accept a connection in time"},
-	UpstreamReset:    {"upstream_reset", 503, "The upstream closed the connection before answering"},
-	UpstreamInvalid:  {"upstream_invalid", 503, "The upstream's answer was not valid HTTP"},
-	UpstreamTimeout:  {"upstream_timeout", 504, "The upstream did not answer in time"},
-	TotalTimeout:     {"total_timeout", 504, "The request took longer than its route allows"},
-	ClientGone:       {"client_gone", 499, "The client went away"},
-	Internal:         {"internal", 500, "The gateway failed"},
+	None:                {"", 0, ""},
+	BadRequest:          {"bad_request", 400, "The request is malformed"},
+	BadFraming:          {"bad_framing", 400, "The message length is ambiguous or invalid"},
+	HeaderTooLarge:      {"header_too_large", 431, "The request headers are too large"},
+	TooManyHeaders:      {"too_many_headers", 431, "The request has too many headers"},
+	URLTooLong:          {"url_too_long", 414, "The request URL is too long"},
+	BodyTooLarge:        {"body_too_large", 413, "The request body is too large"},
+	HeaderTimeout:       {"header_timeout", 408, "The request headers did not arrive in time"},
+	BodyTimeout:         {"body_timeout", 408, "The request body did not arrive in time"},
+	Misdirected:         {"misdirected", 421, "This connection does not serve that host"},
+	UpgradeRefused:      {"upgrade_refused", 400, "This upgrade is not offered"},
+	ConnectRefused:      {"connect_refused", 405, "CONNECT is not offered"},
+	DeadlineInvalid:     {"deadline_invalid", 400, "The request deadline is malformed"},
+	DeadlineExpired:     {"deadline_expired", 504, "The request deadline had passed on arrival"},
+	NoRoute:             {"no_route", 404, "No route takes this request"},
+	MethodNotAllowed:    {"method_not_allowed", 405, "The route does not take this method"},
+	RouteDenied:         {"route_denied", 503, "The operator has switched this route off"},
+	Denied:              {"denied", 401, "The operator has revoked these credentials"},
+	TokenMissing:        {"token_missing", 401, "A token is required"},
+	TokenInvalid:        {"token_invalid", 401, "The token is not valid"},
+	TokenExpired:        {"token_expired", 401, "The token has expired or is not valid yet"},
+	KeyInvalid:          {"key_invalid", 401, "The API key is not valid"},
+	AuthUnavailable:     {"auth_unavailable", 503, "Authentication is not possible right now"},
+	ScopeMissing:        {"scope_missing", 403, "The token lacks a required scope"},
+	CORSRefused:         {"cors_refused", 403, "Scripts of this origin may not make this request"},
+	RoleMissing:         {"role_missing", 403, "The caller lacks a required role"},
+	ClaimRefused:        {"claim_refused", 403, "The token lacks a required claim"},
+	CrossSite:           {"cross_site", 403, "A page of another site may not make this request with the session's cookie"},
+	DecisionDenied:      {"decision_denied", 403, "The service that decides about the request denies it"},
+	DecisionUnavailable: {"decision_unavailable", 503, "The service that decides about the request gives no answer"},
+	ConsumerRefused:     {"consumer_refused", 403, "This consumer may not use the route"},
+	RatePlatform:        {"platform_rate", 503, "The platform's request rate is exhausted"},
+	RateTenant:          {"rate_tenant", 429, "The tenant's request rate is exhausted"},
+	RateConsumer:        {"rate_consumer", 429, "The consumer's request rate is exhausted"},
+	RateUser:            {"rate_user", 429, "The user's request rate is exhausted"},
+	QuotaConsumer:       {"quota_consumer", 429, "The consumer's daily quota is exhausted"},
+	Overloaded:          {"overloaded", 503, "The gateway is overloaded"},
+	Draining:            {"draining", 503, "The gateway node is shutting down"},
+	ForwardRefused:      {"forward_refused", 503, "The cell that has this client now has no room"},
+	NoEndpoint:          {"no_endpoint", 503, "No endpoint of the upstream is usable"},
+	BreakerOpen:         {"breaker_open", 503, "Too many exchanges with the upstream have failed"},
+	PoolFull:            {"pool_full", 503, "The upstream's connection pool is full"},
+	ConnectFailed:       {"connect_failed", 503, "The upstream refused the connection"},
+	ConnectTimeout:      {"connect_timeout", 504, "The upstream did not accept a connection in time"},
+	UpstreamProtocol:    {"upstream_protocol", 503, "The upstream does not speak HTTP/2"},
+	UpstreamReset:       {"upstream_reset", 503, "The upstream closed the connection before answering"},
+	UpstreamInvalid:     {"upstream_invalid", 503, "The upstream's answer was not valid HTTP"},
+	UpstreamTimeout:     {"upstream_timeout", 504, "The upstream did not answer in time"},
+	TotalTimeout:        {"total_timeout", 504, "The request took longer than its route allows"},
+	ClientGone:          {"client_gone", 499, "The client went away"},
+	Internal:            {"internal", 500, "The gateway failed"},
 }
 
 // String is the stable token, such as "no_route"; empty for None.
@@ -134,10 +158,49 @@ func (r Reason) Title() string { return r.entry().title }
 // Gateway says whether the cause lies in the gateway or its client, not in the upstream.
 func (r Reason) Gateway() bool {
 	switch r {
-	case NoEndpoint, PoolFull, ConnectFailed, ConnectTimeout, UpstreamReset, UpstreamInvalid, UpstreamTimeout:
+	case NoEndpoint, BreakerOpen, PoolFull, ConnectFailed, ConnectTimeout, UpstreamProtocol, UpstreamReset, UpstreamInvalid, UpstreamTimeout:
 		return false
 	}
 	return r != None
+}
+
+// Challenge is the WWW-Authenticate of an answer with 401 (RFC 6750, section 3).
+func (r Reason) Challenge() string {
+	switch r {
+	case TokenMissing:
+		return "Bearer"
+	case KeyInvalid:
+		return `Bearer error="invalid_token", error_description="The API key is not valid"`
+	case Denied:
+		return `Bearer error="invalid_token", error_description="The credentials are revoked"`
+	case TokenExpired:
+		return `Bearer error="invalid_token", error_description="The token has expired or is not valid yet"`
+	}
+	return `Bearer error="invalid_token"`
+}
+
+// Passes says whether the reason passes soon by itself.
+func (r Reason) Passes() bool {
+	switch r {
+	case BreakerOpen, PoolFull, Overloaded, Draining, ForwardRefused, NoEndpoint, AuthUnavailable, DecisionUnavailable:
+		return true
+	}
+	return false
+}
+
+// AppendProblem appends the problem document (RFC 9457). Everything in it is ours, so nothing needs escaping.
+func (r Reason) AppendProblem(b []byte, status int, requestID string) []byte {
+	b = append(b, `{"type":"urn:cellgate:reason:`...)
+	b = append(b, r.String()...)
+	b = append(b, `","title":"`...)
+	b = append(b, r.Title()...)
+	b = append(b, `","status":`...)
+	b = strconv.AppendInt(b, int64(status), 10)
+	b = append(b, `,"reason":"`...)
+	b = append(b, r.String()...)
+	b = append(b, `","request_id":"`...)
+	b = append(b, requestID...)
+	return append(b, "\"}\n"...)
 }
 
 // All lists every reason but None, in order.

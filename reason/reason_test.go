@@ -28,7 +28,7 @@ func TestEveryReasonIsWholeAndItsTokenUnique(t *testing.T) {
 
 func TestOnlyTheCallersOwnLimitIs429(t *testing.T) {
 	for _, r := range All() {
-		if own := strings.HasPrefix(r.String(), "rate_"); own != (r.Status() == 429) {
+		if own := strings.HasPrefix(r.String(), "rate_") || strings.HasPrefix(r.String(), "quota_"); own != (r.Status() == 429) {
 			t.Errorf("%s has status %d", r, r.Status())
 		}
 	}
@@ -64,8 +64,8 @@ func TestDocumentationListsEveryReason(t *testing.T) {
 When the gateway answers instead of the upstream, the answer is a problem document (RFC 9457, application/problem+json) with one of these stable tokens in ` + "`reason`" + `,
 in the header x-cellgate-reason, in the access log and in the metric. This page is written by a test from the code's own table.
 
-Callers of gRPC (content-type ` + "`application/grpc`, also with `+…`" + `) get HTTP 200 without a body, the code of the column gRPC in grpc-status, the meaning in grpc-message and
-the token in x-cellgate-reason; log and metrics count them under the status of this table. Callers of gRPC-Web get the HTTP status.
+Callers of gRPC and gRPC-Web (content-type ` + "`application/grpc` and `application/grpc-web`, also with `+…`" + `) get HTTP 200 without a body, the code of the column gRPC in grpc-status, the meaning in grpc-message and
+the token in x-cellgate-reason; log and metrics count them under the status of this table.
 
 | reason | status | gRPC | meaning | whose |
 |---|---|---|---|---|

@@ -25,7 +25,9 @@ import (
 	"google.golang.org/grpc/peer"
 
 	"github.com/cellgate/cellgate/cells"
+	"github.com/cellgate/cellgate/nodeapi"
 	"github.com/cellgate/cellgate/regionctl/fleet"
+	"github.com/cellgate/cellgate/regionctl/quota"
 	"github.com/cellgate/cellgate/regionctl/rollout"
 	"github.com/cellgate/cellgate/store"
 	"github.com/cellgate/cellgate/trust"
@@ -60,6 +62,8 @@ type Options struct {
 	NodeAPI, API net.Listener
 	// Peers are the node APIs of the other regions' controllers; empty for a single region.
 	Peers map[cells.RegionID]string
+	// Quota has the buckets of all rates; nil = they are in the controllers' memory. All controllers of a world have the same.
+	Quota nodeapi.Grantor
 	Now   func() time.Time
 	Log   *slog.Logger
 }
@@ -89,6 +93,7 @@ type Controller struct {
 	ledger       *ledger
 	ordering     sync.Mutex // one regional order at a time: without the region's store it alone keeps the safety rules
 	couriers     map[cells.RegionID]*fleet.Courier
+	quota        *quota.Service
 	lives        lifetimes
 	alarmed      map[alarm]bool // expiries told. Written by: announceOrders
 
@@ -119,9 +124,11 @@ func New(o Options) (*Controller, error) {
 		ledger:     newLedger(), alarmed: map[alarm]bool{},
 		started: o.Now(),
 	}
+	born := time.Now()
+	c.quota = quota.New(quota.Options{Region: o.Region, Topology: o.Topology, Now: o.Now, Backed: o.Quota != nil, Clock: func() int64 { return time.Since(born).Nanoseconds() }})
 	c.nodes = fleet.NewServer(fleet.Config{
 		World: o.World, Region: o.Region, Board: c.board, Evidence: c.evidence, Blobs: c.blob,
-		Leader: c.leading.Load, Identify: identify, Seen: c.tellSeen, Now: o.Now, Log: o.Log, Orders: c.hearOrders,
+		Leader: c.leading.Load, Identify: identify, Seen: c.tellSeen, Now: o.Now, Log: o.Log, Orders: c.hearOrders, Quota: c.quota,
 	})
 	var err error
 	c.couriers, err = couriersOf(o)
@@ -152,6 +159,7 @@ func (c *Controller) Run(ctx context.Context) error {
 		c.serveAPI,
 		(&fleet.Peers{Addresses: c.opt.Peers, TLS: trust.ClientTLS(c.opt.Signer, c.opt.Roots, trust.RoleController), Evidence: c.evidence, Log: c.log}).Run,
 		c.judge,
+		c.lease,
 		c.campaign,
 	} {
 		g.Go(func() error { return part(ctx) })

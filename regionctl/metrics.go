@@ -14,7 +14,8 @@ import (
 type collector struct {
 	*Controller
 	leader, head, attached, store, age, served, verdict, headroom, plan, denied, regional,
-	size, inUse, quota, full *prometheus.Desc
+	size, inUse, quota, full,
+	buckets, leaseLag, leaseLost *prometheus.Desc
 }
 
 var _ prometheus.Collector = (*collector)(nil)
@@ -39,13 +40,16 @@ func newCollector(c *Controller) *collector {
 		size:       d("store_size_bytes", "Size of the member's file; writes are refused when it reaches the quota.", "store", "member"),
 		inUse:      d("store_in_use_bytes", "What of the member's file is in use, history included.", "store", "member"),
 		quota:      d("store_quota_bytes", "The size at which the member refuses writes.", "store", "member"),
+		buckets:    d("quota_buckets", "Limits whose buckets this region keeps."),
+		leaseLag:   d("quota_sync_lag_seconds", "How long the last answer of another region's quota service took, or has not come for.", "region"),
+		leaseLost:  d("quota_lost", "1 while another region's quota service doesn't answer and its limits are kept by the region's share.", "region"),
 		full:       d("store_nospace", "1 while the member's alarm NOSPACE is raised and writes are refused.", "store", "member"),
 	}
 }
 
 // Describe sends the fixed descriptions.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.leader, c.head, c.attached, c.store, c.age, c.served, c.verdict, c.headroom, c.plan, c.denied, c.regional, c.size, c.inUse, c.quota, c.full} {
+	for _, d := range []*prometheus.Desc{c.leader, c.head, c.attached, c.store, c.age, c.served, c.verdict, c.headroom, c.plan, c.denied, c.regional, c.size, c.inUse, c.quota, c.full, c.buckets, c.leaseLag, c.leaseLost} {
 		ch <- d
 	}
 }
@@ -80,6 +84,17 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	for _, s := range c.cellStatuses(now) {
 		c.collectCell(gauge, s.ID, s)
+	}
+	gauge(c.buckets, float64(c.Controller.quota.Buckets()))
+	for _, r := range c.Controller.quota.Regions() {
+		st := c.Controller.quota.Abroad(r).Stats()
+		gauge(c.leaseLag, st.Lag.Seconds(), string(r))
+		gauge(c.leaseLost, one(st.Lost), string(r))
+	}
+	if from := c.Controller.quota.Backend(); from != nil {
+		st := from.Stats()
+		gauge(c.leaseLag, st.Lag.Seconds(), "backend")
+		gauge(c.leaseLost, one(st.Lost), "backend")
 	}
 	if p, ok := c.Controller.plan(); ok {
 		gauge(c.plan, float64(p.Number))

@@ -23,7 +23,8 @@ type Stratum struct {
 	// Cold exchanges waited for a connection or a key; they are counted but their latency is not in Warm.
 	Cold uint64 `json:"cold,omitempty"`
 	Warm Span   `json:"warm,omitzero"` // whole exchange, client's view, of those that were not cold
-	// Heavy is the client with the most failures and refusals in the window, from its first one on; nil = nobody had two.
+	// Heavy is the client with the most failures and refusals in the window, nil = nobody had two. It is counted from its
+	// first one on, or from the window's beginning if it had some in the window before.
 	Heavy *Counts `json:"heavy,omitempty"`
 }
 

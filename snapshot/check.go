@@ -11,7 +11,7 @@ import (
 
 // references reports every use of an id that no file defines.
 func (d *decoder) references() {
-	what := map[string]string{kindUpstream: "upstream", kindPolicy: "policy", kindPlan: "plan"}
+	what := map[string]string{kindUpstream: "upstream", kindPolicy: "policy", kindPlan: "plan", kindConsumer: "consumer"}
 	for _, r := range d.refs {
 		if _, ok := d.ids[r.to]; ok {
 			continue
@@ -27,6 +27,7 @@ func (d *decoder) references() {
 	}
 	for i := range d.cfg.Routes {
 		d.identityPolicies(i)
+		d.permits(i)
 	}
 }
 
@@ -48,25 +49,38 @@ func (d *decoder) nearest(to name) string {
 }
 
 // identityPolicies makes `policy_ids: [customer-jwt]` mean `auth: customer-jwt`: a policy that identifies callers is the
-// route's auth wherever it is named. Two different ones are a problem. All kinds of today identify callers.
+// route's auth wherever it is named. Two different ones are a problem, and so are two of a kind that a route has one of. The
+// others stay in their order, behind those of kind authz, which have none.
 func (d *decoder) identityPolicies(i int) {
 	r, s := &d.cfg.Routes[i], d.routes[i]
-	var unknown []string // defined elsewhere, or nowhere and reported
+	wrong := func(key, message, hint string) {
+		d.add(problem.Problem{File: s.file, Line: s.line, Path: s.path() + "." + key, Message: message, Hint: hint})
+	}
+	if k, ok := d.kinds[r.Auth]; d.shadows[r.Auth] {
+		wrong("auth", fmt.Sprintf("%q is in shadow mode, so anybody would be let in", r.Auth), "name it in policies, beside the auth that is enforced")
+	} else if ok && !k.identity {
+		wrong("auth", fmt.Sprintf("%q is a %s policy, which doesn't say who calls", r.Auth, k.name), "name it in policies")
+	}
+	var authz, others []string // defined elsewhere, or nowhere and reported, among the others
+	only := map[string]string{}
 	for _, id := range r.Policies {
-		_, defined := d.ids[name{kindPolicy, id}]
+		k, ok := d.kinds[id]
 		switch {
-		case !defined:
-			unknown = append(unknown, id)
-		case r.Auth != "" && r.Auth != id:
-			d.add(problem.Problem{
-				File: s.file, Line: s.line, Path: s.path() + ".policies",
-				Message: fmt.Sprintf("policies %q and %q both identify the caller", r.Auth, id), Hint: "keep one of them",
-			})
-		default:
+		case ok && k.identity && r.Auth != "" && r.Auth != id:
+			wrong("policies", fmt.Sprintf("policies %q and %q both identify the caller", r.Auth, id), "keep one of them")
+		case ok && k.identity:
 			r.Auth = id
+		case d.authz[id] != nil:
+			authz = append(authz, id)
+		case ok && !k.many && only[k.name] != "":
+			wrong("policies", fmt.Sprintf("policies %q and %q are both of kind %s", only[k.name], id, k.name), "keep one of them")
+		default:
+			others, only[k.name] = append(others, id), id
 		}
 	}
-	r.Policies = unknown
+	slices.Sort(authz)
+	r.Policies = append(authz, others...)
+	d.transforms(r, wrong)
 }
 
 // conflicts reports routes that are equally specific for some request: neither of them would be the right one.

@@ -51,6 +51,7 @@ type Route struct {
 	Policies []string       `json:"policies,omitempty"`
 	Timeout  time.Duration  `json:"timeout,omitempty"` // total; 0 was not declared and means DefaultTimeout
 	Retry    Retry          `json:"retry,omitzero"`
+	Hedge    bool           `json:"hedge,omitempty"` // a late read is sent once more, elsewhere
 	Limits   Limits         `json:"limits,omitzero"`
 	Priority cells.Priority `json:"priority,omitempty"` // empty = normal
 	Owner    string         `json:"owner,omitempty"`
@@ -96,7 +97,18 @@ type Retry struct {
 type Limits struct {
 	Tenant Rate `json:"tenant,omitzero"`
 	User   Rate `json:"user,omitzero"`
+	// Scope is where one bucket counts: "" (the world), ScopeRegion or ScopeCell.
+	Scope string `json:"scope,omitempty"`
+	// OnStoreLoss is what nodes do that can't reach the quota service: "" (go on with a local share) or LossDeny.
+	OnStoreLoss string `json:"on_store_loss,omitempty"`
 }
+
+// The words of Limits and Plan that are not the default.
+const (
+	ScopeRegion = "region"
+	ScopeCell   = "cell"
+	LossDeny    = "deny"
+)
 
 // Rate is Requests per Per, as in "1000/second".
 type Rate struct {
@@ -106,14 +118,34 @@ type Rate struct {
 
 // Upstream is what a route sends to, with its endpoints.
 type Upstream struct {
-	ID        string    `json:"id"`
-	Endpoints []string  `json:"endpoints,omitempty"` // host:port, in the author's order
-	Discovery Discovery `json:"discovery,omitzero"`
-	Balance   string    `json:"balance,omitempty"` // "p2c" (default), "round_robin", "least_requests"
-	Pool      Pool      `json:"pool,omitzero"`
-	Timeouts  Timeouts  `json:"timeouts,omitzero"`
-	TLS       TLS       `json:"tls,omitzero"`
+	ID        string        `json:"id"`
+	Endpoints []string      `json:"endpoints,omitempty"` // host:port, in the author's order
+	Where     []Locality    `json:"where,omitempty"`     // of the endpoints, one by one; empty = nothing is said of any
+	Discovery Discovery     `json:"discovery,omitzero"`
+	Balance   string        `json:"balance,omitempty"` // "p2c" (default), "p2c_peak", "round_robin", "least_requests", "hash"
+	Hash      Hashing       `json:"hash,omitzero"`
+	SlowStart time.Duration `json:"slow_start,omitempty"` // 0 = DefaultSlowStart, Never = none
+	Outlier   Outlier       `json:"outlier,omitzero"`
+	Health    Health        `json:"health,omitzero"`
+	Breaker   Breaker       `json:"breaker,omitzero"`
+	Fallback  string        `json:"fallback,omitempty"` // id of the upstream to ask while every breaker is open
+	// Concurrency bounds the exchanges under way, a node; the zero value is the pool's places.
+	Concurrency Concurrency `json:"concurrency,omitzero"`
+	// OwnerRegion has all writes; while it has no usable endpoint, the first of FailoverRegions that has (I11). Empty = any.
+	OwnerRegion     string   `json:"owner_region,omitempty"`
+	FailoverRegions []string `json:"failover_regions,omitempty"`
+	// Idempotency says that the upstream executes a request once, however often its Idempotency-Key comes.
+	Idempotency bool     `json:"idempotency,omitempty"`
+	Pool        Pool     `json:"pool,omitzero"`
+	Timeouts    Timeouts `json:"timeouts,omitzero"`
+	TLS         TLS      `json:"tls,omitzero"`
+	Protocol    string   `json:"protocol,omitempty"` // "http1" (default), "h2", "h2c"
+	// AllowPlaintextIdentity tells the upstream who calls although the way to it isn't encrypted.
+	AllowPlaintextIdentity bool `json:"allow_plaintext_identity,omitempty"`
 }
+
+// Multiplexed says whether a connection to the upstream carries many exchanges at once.
+func (u *Upstream) Multiplexed() bool { return u.Protocol == ProtocolH2 || u.Protocol == ProtocolH2C }
 
 // Discovery names where endpoints come from when they are not listed.
 type Discovery struct {
@@ -162,8 +194,16 @@ type TLS struct {
 // Policy is a named rule that routes refer to. Exactly one kind is set.
 type Policy struct {
 	ID     string  `json:"id"`
+	Mode   string  `json:"mode,omitempty"` // "" = it is enforced, or ModeShadow
 	JWT    *JWT    `json:"jwt,omitempty"`
 	APIKey *APIKey `json:"api_key,omitempty"`
+	CORS   *CORS   `json:"cors,omitempty"`
+	Authz  *Authz  `json:"authz,omitempty"`
+
+	Introspection *Introspection `json:"introspection,omitempty"`
+	Transform     *Transform     `json:"transform,omitempty"`
+	Session       *Session       `json:"session,omitempty"`
+	Decision      *Decision      `json:"decision,omitempty"`
 }
 
 // JWT verifies bearer tokens locally against a key set.
@@ -184,7 +224,9 @@ type APIKey struct{}
 type Plan struct {
 	ID          string `json:"id"`
 	RatePerSec  uint64 `json:"rate_per_sec,omitempty"`
-	QuotaPerDay uint64 `json:"quota_per_day,omitempty"`
+	QuotaPerDay uint64 `json:"quota_per_day,omitempty"` // worldwide, from 00:00 UTC
+	Scope       string `json:"scope,omitempty"`         // of the rate; as in Limits
+	OnStoreLoss string `json:"on_store_loss,omitempty"` // as in Limits
 }
 
 // Consumer is a client organisation with its plan and key hashes ("sha256:" + hex of SHA-256 of the whole key).
@@ -200,7 +242,19 @@ type Tenant struct {
 	Hosts []string    `json:"hosts,omitempty"`
 	Shard int         `json:"shard,omitempty"` // how many cells carry it; 0 = all of its class
 	Class cells.Class `json:"class,omitempty"` // empty = public
+	// Limits are of all its requests together.
+	Limits TenantLimits `json:"limits,omitzero"`
 }
+
+// TenantLimits are a tenant's own. A zero Rate is no limit.
+type TenantLimits struct {
+	Rate        Rate   `json:"rate,omitzero"`
+	Scope       string `json:"scope,omitempty"`         // as in Limits
+	OnStoreLoss string `json:"on_store_loss,omitempty"` // as in Limits
+}
+
+// Platform is the id of the tenant that all tenants are together: it has no hosts, and its rate is everybody's (H1).
+const Platform = "*"
 
 // DefaultTenant owns every host that no tenant claims.
 const DefaultTenant = "default"
@@ -252,6 +306,13 @@ const KeyHashPrefix = "sha256:"
 
 // DefaultBalance is the balance of an upstream that names none.
 const DefaultBalance = "p2c"
+
+// What an upstream speaks. The TLS of HTTP/2 is never off, and agrees on it (ALPN); its cleartext form needs no agreement.
+const (
+	DefaultProtocol = "http1"
+	ProtocolH2      = "h2"
+	ProtocolH2C     = "h2c"
+)
 
 // The retry conditions beside the statuses "502", "503" and "504".
 const (

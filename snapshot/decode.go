@@ -44,6 +44,10 @@ type decoder struct {
 	routes []spot // of cfg.Routes
 	claims map[string]claim
 	hashes map[string]claim
+	kinds  map[string]policyKind // of policies, by id
+	// shadows are the policies that are only tried.
+	shadows map[string]bool
+	authz   map[string]*Authz // the same
 }
 
 // spot is where a list's item stands.
@@ -91,7 +95,7 @@ var topLevel = []string{"version", kindRoute, kindUpstream, kindPolicy, kindPlan
 func newDecoder(allow Allow) *decoder {
 	return &decoder{
 		cfg: &Config{}, allow: allow, chunkBytes: chunkBytes, interned: map[string]string{}, ids: map[name]spot{},
-		claims: map[string]claim{}, hashes: map[string]claim{},
+		claims: map[string]claim{}, hashes: map[string]claim{}, kinds: map[string]policyKind{}, shadows: map[string]bool{}, authz: map[string]*Authz{},
 	}
 }
 
@@ -196,7 +200,7 @@ func (d *decoder) id(o object, kind string, s spot) (string, bool) {
 	if !ok {
 		return "", false
 	}
-	if !validID(id) {
+	if !validID(id) && (kind != kindTenant || id != Platform) {
 		o.wrong("id", strconv.Quote(clip(id))+" is not an id", "letters, digits, '.', '_', '-', at most 128, starting with a letter or digit")
 		return "", false
 	}

@@ -15,11 +15,11 @@ var (
 	matchKeys = []string{"host", "path", "path_prefix", "methods", "headers", "query", "allow_catch_all"}
 	routeKeys = append([]string{
 		"id", "match", "upstream", "upstream_id", "split", "sticky", "auth", "policies", "policy_ids", "timeout", "timeout_ms",
-		"retry", "limits", "priority", "owner", "owner_team",
+		"retry", "hedge", "limits", "priority", "owner", "owner_team",
 	}, matchKeys...)
 	splitKeys = []string{"upstream", "upstream_id", "weight"}
 	retryKeys = []string{"attempts", "conditions"}
-	limitKeys = []string{"tenant", "user"}
+	limitKeys = []string{"tenant", "user", "scope", "on_store_loss"}
 )
 
 // Bounds of a match (A8 for patterns).
@@ -42,6 +42,9 @@ func (d *decoder) route(n *yaml.Node, s spot, p *at) {
 	d.destinations(o, s, &r)
 	d.routePolicies(o, s, &r)
 	d.timing(o, &r)
+	if r.Hedge = o.bool("hedge"); r.Hedge && len(r.Match.Methods) > 0 && !slices.Contains(r.Match.Methods, "GET") && !slices.Contains(r.Match.Methods, "HEAD") {
+		o.wrong("hedge", "does nothing without GET or HEAD", "only reads are sent twice")
+	}
 	d.limits(o, &r.Limits)
 	r.Priority = cells.Priority(o.oneOf("priority", "", string(cells.PriorityNormal), string(cells.PriorityCritical), string(cells.PriorityBackground)))
 	if r.Priority == cells.PriorityNormal {
@@ -380,6 +383,25 @@ func (d *decoder) limits(o object, l *Limits) {
 	}
 	l.Tenant = in.rate("tenant")
 	l.User = in.rate("user")
+	some := in.get("tenant") != nil || in.get("user") != nil
+	l.Scope, l.OnStoreLoss = in.shared(some, some, "write tenant or user beside it")
+}
+
+// shared reads how a limit is kept together. Rate and any say whether there is a rate, and anything, that it would apply to.
+func (o object) shared(rate, any bool, hint string) (scope, onLoss string) {
+	if scope = o.oneOf("scope", "", "global", ScopeRegion, ScopeCell); scope == "global" {
+		scope = ""
+	}
+	if onLoss = o.oneOf("on_store_loss", "", "local_share", LossDeny); onLoss == "local_share" {
+		onLoss = ""
+	}
+	if o.get("scope") != nil && !rate {
+		o.wrong("scope", "has no rate to apply to", hint)
+	}
+	if o.get("on_store_loss") != nil && !any {
+		o.wrong("on_store_loss", "has no limit to apply to", hint)
+	}
+	return scope, onLoss
 }
 
 func (o object) rate(key string) Rate {

@@ -15,16 +15,16 @@ import (
 )
 
 var (
-	upstreamKeys  = []string{"id", "endpoints", "discovery", "balance", "lb", "pool", "timeouts", "tls"}
+	upstreamKeys  = []string{"id", "endpoints", "discovery", "balance", "lb", "hash", "slow_start", "outlier", "health", "breaker", "fallback", "concurrency", "owner_region", "failover_regions", "idempotency", "pool", "timeouts", "protocol", "tls", "allow_plaintext_identity"}
 	discoveryKeys = []string{"consul", "dns"}
 	poolKeys      = []string{"max_connections", "max_pending"}
 	timeoutKeys   = []string{"connect", "response_header", "idle"}
 	tlsKeys       = []string{"ca", "server_name", "client_cert"}
-	policyKeys    = []string{"id", "jwt", "api_key"}
 	jwtKeys       = []string{"issuer", "audience", "jwks", "scopes", "algorithms", "consumer_claim", "max_token_lifetime"}
-	planKeys      = []string{"id", "rate_per_sec", "quota_per_day"}
+	planKeys      = []string{"id", "rate_per_sec", "quota_per_day", "scope", "on_store_loss"}
 	consumerKeys  = []string{"id", "plan", "api_key_hashes"}
-	tenantKeys    = []string{"id", "hosts", "shard", "class"}
+	tenantKeys    = []string{"id", "hosts", "shard", "class", "limits"}
+	tenantLimits  = []string{"rate", "scope", "on_store_loss"}
 	sampleKeys    = []string{"request", "expect"}
 	requestKeys   = []string{"method", "url", "headers"}
 	expectKeys    = []string{"route", "upstream", "status"}
@@ -46,7 +46,13 @@ func (d *decoder) upstream(n *yaml.Node, s spot, p *at) {
 	u.ID, ok = d.id(o, kindUpstream, s)
 	d.endpoints(o, &u)
 	d.discovery(o, &u)
-	u.Balance = d.balance(o)
+	d.balancing(o, &u)
+	u.Outlier = d.outlier(o)
+	u.Health = d.health(o)
+	u.Breaker = d.breaker(o)
+	d.fallback(o, s, &u)
+	u.Concurrency = d.concurrency(o)
+	d.writes(o, &u)
 	if n := o.get("pool"); n != nil {
 		if in, ok := d.object(n, p.child("pool"), poolKeys); ok {
 			u.Pool = in.pool()
@@ -58,6 +64,8 @@ func (d *decoder) upstream(n *yaml.Node, s spot, p *at) {
 		}
 	}
 	d.tls(o, &u.TLS)
+	o.protocol(&u)
+	u.AllowPlaintextIdentity = o.bool("allow_plaintext_identity")
 	if ok {
 		d.cfg.Upstreams = append(d.cfg.Upstreams, u)
 	}
@@ -74,21 +82,26 @@ func (d *decoder) endpoints(o object, u *Upstream) {
 	if r := d.resolve(given); r != nil && r.Kind == yaml.SequenceNode && len(r.Content) == 0 {
 		o.wrong("endpoints", "is empty", "give at least one host:port")
 	}
+	var where []Locality
+	some := false
 	d.list(given, o.at.child("endpoints"), maxEndpoints, func(_ int, n *yaml.Node, p *at) {
-		s, ok := d.string(n, p, "")
+		address, at, ok := d.place(n, p)
 		if !ok {
 			return
 		}
-		clean, fault, hint := d.allow.endpoint(s)
+		clean, fault, hint := d.allow.endpoint(address)
 		switch {
 		case fault != "":
-			d.wrong(n.Line, p, clip(s)+" "+fault, hint)
+			d.wrong(n.Line, p, clip(address)+" "+fault, hint)
 		case slices.Contains(u.Endpoints, clean):
-			d.wrong(n.Line, p, clip(s)+" stands here twice", "keep one of them")
+			d.wrong(n.Line, p, clip(address)+" stands here twice", "keep one of them")
 		default:
-			u.Endpoints = append(u.Endpoints, clean)
+			u.Endpoints, where, some = append(u.Endpoints, clean), append(where, at), some || at != Locality{}
 		}
 	})
+	if some {
+		u.Where = where
+	}
 }
 
 func (d *decoder) discovery(o object, u *Upstream) {
@@ -104,33 +117,11 @@ func (d *decoder) discovery(o object, u *Upstream) {
 	switch {
 	case len(in.keys) != 1:
 		d.wrong(in.line, in.at, "has exactly one of consul and dns", "such as {consul: orders}")
-	case in.get("dns") != nil && u.Discovery.DNS != "":
-		host := u.Discovery.DNS
-		if h, _, found := strings.Cut(host, ":"); found {
-			host = h
-		}
-		if fault, hint := d.allow.host(host); fault != "" {
-			in.wrong("dns", clip(u.Discovery.DNS)+" "+fault, hint)
-		}
+	case u.Discovery.DNS != "":
+		in.dnsName(u.Discovery.DNS)
+	case u.Discovery.Consul != "" && !validID(u.Discovery.Consul):
+		in.wrong("consul", strconv.Quote(clip(u.Discovery.Consul))+" is not the name of a service", "letters, digits, '.', '_', '-'")
 	}
-}
-
-func (d *decoder) balance(o object) string {
-	n, key := o.either("balance", "lb")
-	s, ok := d.string(n, o.at, key)
-	if !ok {
-		return ""
-	}
-	s = strings.ReplaceAll(s, "-", "_")
-	words := []string{DefaultBalance, "round_robin", "least_requests"}
-	switch {
-	case s == DefaultBalance:
-		return ""
-	case !slices.Contains(words, s):
-		o.wrong(key, strconv.Quote(clip(s))+" is not known", "one of "+strings.Join(words, ", "))
-		return ""
-	}
-	return s
 }
 
 func (o object) pool() Pool {
@@ -186,6 +177,21 @@ func (d *decoder) tls(o object, t *TLS) {
 	}
 }
 
+// protocol is what the upstream speaks, which says something about TLS too.
+func (o object) protocol(u *Upstream) {
+	switch p := o.oneOf("protocol", "", DefaultProtocol, ProtocolH2, ProtocolH2C); {
+	case p == DefaultProtocol:
+	case p == ProtocolH2 && u.TLS.Off:
+		o.wrong("tls", "is off, and h2 is spoken over TLS", "leave tls out, or write protocol: h2c")
+	case p == ProtocolH2C && !u.TLS.Off && o.get("tls") != nil:
+		o.wrong("tls", "stands beside h2c, which is spoken without TLS", "leave tls out, or write protocol: h2")
+	case p == ProtocolH2C:
+		u.Protocol, u.TLS = p, TLS{}
+	default:
+		u.Protocol = p
+	}
+}
+
 func validCA(text string) bool {
 	n := 0
 	for rest := []byte(text); ; n++ {
@@ -196,32 +202,6 @@ func validCA(text string) bool {
 		if _, err := x509.ParseCertificate(block.Bytes); err != nil || block.Type != "CERTIFICATE" {
 			return false
 		}
-	}
-}
-
-func (d *decoder) policy(n *yaml.Node, s spot, p *at) {
-	o, ok := d.object(n, p, policyKeys)
-	if !ok {
-		return
-	}
-	var pol Policy
-	pol.ID, ok = d.id(o, kindPolicy, s)
-	if pol.ID == "none" {
-		o.wrong("id", "none means no policy", "choose another id")
-	}
-	if (o.get("jwt") != nil) == (o.get("api_key") != nil) {
-		d.wrong(o.line, p, "has exactly one kind", "one of jwt, api_key")
-	}
-	if n := o.get("jwt"); n != nil {
-		pol.JWT = d.jwt(n, p.child("jwt"))
-	}
-	if n := o.get("api_key"); n != nil {
-		if _, ok := d.object(n, p.child("api_key"), nil); ok {
-			pol.APIKey = &APIKey{}
-		}
-	}
-	if ok {
-		d.cfg.Policies = append(d.cfg.Policies, pol)
 	}
 }
 
@@ -262,8 +242,10 @@ func (d *decoder) plan(n *yaml.Node, s spot, p *at) {
 	id, ok := d.id(o, kindPlan, s)
 	rate, _ := o.int("rate_per_sec", 1, maxRate)
 	quota, _ := o.int("quota_per_day", 1, 1<<53)
+	hasRate := o.get("rate_per_sec") != nil
+	scope, onLoss := o.shared(hasRate, hasRate || o.get("quota_per_day") != nil, "a scope is of rate_per_sec; a quota is worldwide")
 	if ok {
-		d.cfg.Plans = append(d.cfg.Plans, Plan{id, uint64(rate), uint64(quota)})
+		d.cfg.Plans = append(d.cfg.Plans, Plan{id, uint64(rate), uint64(quota), scope, onLoss})
 	}
 }
 
@@ -326,8 +308,30 @@ func (d *decoder) tenant(n *yaml.Node, s spot, p *at) {
 		}
 	})
 	slices.Sort(t.Hosts)
+	if n := o.get("limits"); n != nil {
+		if in, ok := d.object(n, p.child("limits"), tenantLimits); ok {
+			t.Limits.Rate = in.rate("rate")
+			some := in.get("rate") != nil
+			t.Limits.Scope, t.Limits.OnStoreLoss = in.shared(some, some, "write rate beside it")
+		}
+	}
+	if id == Platform {
+		d.platform(o, &t)
+	}
 	if ok {
 		d.cfg.Tenants = append(d.cfg.Tenants, t)
+	}
+}
+
+// platform says what the tenant that is all tenants can't have, and what it is for.
+func (d *decoder) platform(o object, t *Tenant) {
+	for _, key := range []string{"hosts", "shard", "class"} {
+		if o.get(key) != nil {
+			o.wrong(key, "is not for the tenant \"*\"", "it is all tenants together, and only has limits")
+		}
+	}
+	if t.Limits.Rate == (Rate{}) && o.get("limits") == nil {
+		o.wrong("limits", "is missing", "the tenant \"*\" is there for the rate of all tenants together")
 	}
 }
 

@@ -32,6 +32,7 @@ type docRoute struct {
 	Policies []string   `yaml:"policies,omitempty,flow"`
 	Timeout  string     `yaml:"timeout,omitempty"`
 	Retry    *docRetry  `yaml:"retry,omitempty,flow"`
+	Hedge    bool       `yaml:"hedge,omitempty"`
 	Limits   *docLimits `yaml:"limits,omitempty,flow"`
 	Priority string     `yaml:"priority,omitempty"`
 	Owner    string     `yaml:"owner,omitempty"`
@@ -58,23 +59,80 @@ type docRetry struct {
 }
 
 type docLimits struct {
-	Tenant string `yaml:"tenant,omitempty"`
-	User   string `yaml:"user,omitempty"`
+	Tenant      string `yaml:"tenant,omitempty"`
+	User        string `yaml:"user,omitempty"`
+	Scope       string `yaml:"scope,omitempty"`
+	OnStoreLoss string `yaml:"on_store_loss,omitempty"`
 }
 
 type docUpstream struct {
-	ID        string        `yaml:"id"`
-	Endpoints []string      `yaml:"endpoints,omitempty"`
-	Discovery *docDiscovery `yaml:"discovery,omitempty,flow"`
-	Balance   string        `yaml:"balance,omitempty"`
-	Pool      *docPool      `yaml:"pool,omitempty,flow"`
-	Timeouts  *docTimeouts  `yaml:"timeouts,omitempty,flow"`
-	TLS       any           `yaml:"tls,omitempty"`
+	ID              string        `yaml:"id"`
+	Endpoints       []any         `yaml:"endpoints,omitempty"`
+	Discovery       *docDiscovery `yaml:"discovery,omitempty,flow"`
+	Balance         string        `yaml:"balance,omitempty"`
+	Hash            *docHash      `yaml:"hash,omitempty,flow"`
+	SlowStart       string        `yaml:"slow_start,omitempty"`
+	Outlier         any           `yaml:"outlier,omitempty"`
+	Health          *docHealth    `yaml:"health,omitempty,flow"`
+	Breaker         any           `yaml:"breaker,omitempty"`
+	Fallback        string        `yaml:"fallback,omitempty"`
+	Concurrency     any           `yaml:"concurrency,omitempty"`
+	OwnerRegion     string        `yaml:"owner_region,omitempty"`
+	FailoverRegions []string      `yaml:"failover_regions,omitempty,flow"`
+	Idempotency     string        `yaml:"idempotency,omitempty"`
+	Pool            *docPool      `yaml:"pool,omitempty,flow"`
+	Timeouts        *docTimeouts  `yaml:"timeouts,omitempty,flow"`
+	Protocol        string        `yaml:"protocol,omitempty"`
+	TLS             any           `yaml:"tls,omitempty"`
+
+	AllowPlaintextIdentity bool `yaml:"allow_plaintext_identity,omitempty"`
 }
 
 type docDiscovery struct {
 	Consul string `yaml:"consul,omitempty"`
 	DNS    string `yaml:"dns,omitempty"`
+}
+
+type docEndpoint struct {
+	Address string `yaml:"address"`
+	Region  string `yaml:"region,omitempty"`
+	Zone    string `yaml:"zone,omitempty"`
+}
+
+type docHash struct {
+	On    string `yaml:"on"`
+	Bound int    `yaml:"bound,omitempty"`
+}
+
+type docOutlier struct {
+	Consecutive int    `yaml:"consecutive,omitempty"`
+	Rate        int    `yaml:"rate,omitempty"`
+	Calls       int    `yaml:"calls,omitempty"`
+	For         string `yaml:"for,omitempty"`
+	Most        int    `yaml:"most,omitempty"`
+}
+
+type docConcurrency struct {
+	Min int `yaml:"min,omitempty"`
+	Max int `yaml:"max,omitempty"`
+}
+
+type docBreaker struct {
+	Failures int    `yaml:"failures,omitempty"`
+	Calls    int    `yaml:"calls,omitempty"`
+	Window   string `yaml:"window,omitempty"`
+	For      string `yaml:"for,omitempty"`
+	Probes   int    `yaml:"probes,omitempty"`
+	Restore  string `yaml:"restore,omitempty"`
+}
+
+type docHealth struct {
+	Path     string `yaml:"path"`
+	Host     string `yaml:"host,omitempty"`
+	Interval string `yaml:"interval,omitempty"`
+	Timeout  string `yaml:"timeout,omitempty"`
+	Down     int    `yaml:"down,omitempty"`
+	Up       int    `yaml:"up,omitempty"`
 }
 
 type docPool struct {
@@ -96,8 +154,16 @@ type docTLS struct {
 
 type docPolicy struct {
 	ID     string    `yaml:"id"`
+	Mode   string    `yaml:"mode,omitempty"`
 	JWT    *docJWT   `yaml:"jwt,omitempty"`
 	APIKey *struct{} `yaml:"api_key,omitempty,flow"`
+	CORS   *docCORS  `yaml:"cors,omitempty"`
+	Authz  *docAuthz `yaml:"authz,omitempty"`
+
+	Introspection *docIntrospection `yaml:"introspection,omitempty"`
+	Transform     *docTransform     `yaml:"transform,omitempty"`
+	Session       *docSession       `yaml:"session,omitempty"`
+	Decision      *docDecision      `yaml:"decision,omitempty"`
 }
 
 type docJWT struct {
@@ -114,6 +180,8 @@ type docPlan struct {
 	ID          string `yaml:"id"`
 	RatePerSec  uint64 `yaml:"rate_per_sec,omitempty"`
 	QuotaPerDay uint64 `yaml:"quota_per_day,omitempty"`
+	Scope       string `yaml:"scope,omitempty"`
+	OnStoreLoss string `yaml:"on_store_loss,omitempty"`
 }
 
 type docConsumer struct {
@@ -123,10 +191,17 @@ type docConsumer struct {
 }
 
 type docTenant struct {
-	ID    string   `yaml:"id"`
-	Hosts []string `yaml:"hosts,omitempty,flow"`
-	Shard int      `yaml:"shard,omitempty"`
-	Class string   `yaml:"class,omitempty"`
+	ID     string           `yaml:"id"`
+	Hosts  []string         `yaml:"hosts,omitempty,flow"`
+	Shard  int              `yaml:"shard,omitempty"`
+	Class  string           `yaml:"class,omitempty"`
+	Limits *docTenantLimits `yaml:"limits,omitempty,flow"`
+}
+
+type docTenantLimits struct {
+	Rate        string `yaml:"rate,omitempty"`
+	Scope       string `yaml:"scope,omitempty"`
+	OnStoreLoss string `yaml:"on_store_loss,omitempty"`
 }
 
 type docSample struct {
@@ -190,17 +265,55 @@ func formatRoute(r *Route) docRoute {
 	if r.Timeout != 0 {
 		d.Timeout = Duration(r.Timeout)
 	}
+	d.Hedge = r.Hedge
 	if r.Retry.Attempts > 0 {
 		d.Retry = &docRetry{r.Retry.Attempts, r.Retry.Conditions}
 	}
 	if r.Limits != (Limits{}) {
-		d.Limits = &docLimits{r.Limits.Tenant.String(), r.Limits.User.String()}
+		d.Limits = &docLimits{r.Limits.Tenant.String(), r.Limits.User.String(), r.Limits.Scope, r.Limits.OnStoreLoss}
 	}
 	return d
 }
 
 func formatUpstream(u *Upstream) docUpstream {
-	d := docUpstream{ID: u.ID, Endpoints: u.Endpoints, Balance: u.Balance}
+	d := docUpstream{ID: u.ID, Balance: u.Balance, Protocol: u.Protocol, SlowStart: switched(u.SlowStart), Fallback: u.Fallback, OwnerRegion: u.OwnerRegion, FailoverRegions: u.FailoverRegions, AllowPlaintextIdentity: u.AllowPlaintextIdentity}
+	if u.Idempotency {
+		d.Idempotency = "supported"
+	}
+	for i, e := range u.Endpoints {
+		if i < len(u.Where) && u.Where[i] != (Locality{}) {
+			d.Endpoints = append(d.Endpoints, docEndpoint{e, u.Where[i].Region, u.Where[i].Zone})
+			continue
+		}
+		d.Endpoints = append(d.Endpoints, e)
+	}
+	if u.Hash != (Hashing{}) {
+		v := docHash(u.Hash)
+		d.Hash = &v
+	}
+	switch o := u.Outlier; {
+	case o.Off:
+		d.Outlier = "off"
+	case o != (Outlier{}):
+		d.Outlier = docOutlier{o.Consecutive, o.Rate, o.Calls, optional(o.For), o.Most}
+	}
+	switch b := u.Breaker; {
+	case b.Off:
+		d.Breaker = "off"
+	case b != (Breaker{}):
+		d.Breaker = docBreaker{b.Failures, b.Calls, optional(b.Window), optional(b.For), b.Probes, optional(b.Restore)}
+	}
+	switch c := u.Concurrency; {
+	case c == Concurrency{Adaptive: true}:
+		d.Concurrency = "adaptive"
+	case c.Adaptive:
+		d.Concurrency = docConcurrency{c.Least, c.Most}
+	case c.Most > 0:
+		d.Concurrency = c.Most
+	}
+	if h := u.Health; h != (Health{}) {
+		d.Health = &docHealth{h.Path, h.Host, optional(h.Interval), optional(h.Timeout), h.Down, h.Up}
+	}
 	if u.Discovery != (Discovery{}) {
 		v := docDiscovery(u.Discovery)
 		d.Discovery = &v
@@ -221,6 +334,14 @@ func formatUpstream(u *Upstream) docUpstream {
 	return d
 }
 
+// switched is optional for what may be off.
+func switched(d time.Duration) string {
+	if d == Never {
+		return "off"
+	}
+	return optional(d)
+}
+
 // optional writes a duration, and nothing for 0.
 func optional(d time.Duration) string {
 	if d == 0 {
@@ -229,21 +350,13 @@ func optional(d time.Duration) string {
 	return Duration(d)
 }
 
-func formatPolicy(p *Policy) docPolicy {
-	d := docPolicy{ID: p.ID}
-	if j := p.JWT; j != nil {
-		d.JWT = &docJWT{j.Issuer, j.Audience, j.JWKS, j.Scopes, j.Algorithms, j.ConsumerClaim, ""}
-		if j.MaxTokenLifetime != 0 {
-			d.JWT.MaxTokenLifetime = Duration(j.MaxTokenLifetime)
-		}
-	}
-	if p.APIKey != nil {
-		d.APIKey = &struct{}{}
+func formatTenant(t *Tenant) docTenant {
+	d := docTenant{ID: t.ID, Hosts: t.Hosts, Shard: t.Shard, Class: string(t.Class)}
+	if l := t.Limits; l != (TenantLimits{}) {
+		d.Limits = &docTenantLimits{l.Rate.String(), l.Scope, l.OnStoreLoss}
 	}
 	return d
 }
-
-func formatTenant(t *Tenant) docTenant { return docTenant{t.ID, t.Hosts, t.Shard, string(t.Class)} }
 
 func formatSample(s *Sample) docSample { return docSample{docRequest(s.Request), docExpect(s.Expect)} }
 

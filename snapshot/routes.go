@@ -83,6 +83,13 @@ func (w *routeWriter) route(r *Route) {
 	w.rate(r.Limits.User)
 	w.string(string(r.Priority))
 	w.string(r.Owner)
+	if r.Limits.Scope != "" || r.Limits.OnStoreLoss != "" || r.Hedge { // appended later: a route without them is stored as ever
+		w.string(r.Limits.Scope)
+		w.string(r.Limits.OnStoreLoss)
+	}
+	if r.Hedge {
+		w.uint(1)
+	}
 }
 
 func (w *routeWriter) rate(r Rate) {
@@ -219,6 +226,10 @@ func (r *routeReader) route(to *Route) {
 	to.Limits.User = Rate{r.uint(), r.duration()}
 	to.Priority = cells.Priority(r.string())
 	to.Owner = r.string()
+	if to.Limits.Scope, to.Limits.OnStoreLoss = "", ""; r.s != "" {
+		to.Limits.Scope, to.Limits.OnStoreLoss = r.string(), r.string()
+	}
+	to.Hedge = r.s != "" && r.uint() == 1
 }
 
 // clone makes a route that ReadRoutes lends independent of it; empty lists become nil, as Decode leaves them.

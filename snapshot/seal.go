@@ -49,7 +49,7 @@ func Sum(blob []byte) Digest {
 func Seal(cfg *Config, meta Meta) (*Snapshot, error) {
 	s := &Snapshot{Blobs: map[Digest][]byte{}}
 	s.Manifest = Manifest{
-		Form: Form, MinReader: Form, Number: meta.Number, Created: meta.Created.UTC(), Author: meta.Author, Message: meta.Message,
+		Form: Form, MinReader: cfg.minReader(), Number: meta.Number, Created: meta.Created.UTC(), Author: meta.Author, Message: meta.Message,
 		Previous: meta.Previous, RollbackOf: meta.RollbackOf,
 	}
 	hosts := s.sealRoutes(cfg.Routes)
@@ -153,8 +153,8 @@ func (s *Snapshot) Verify() error {
 
 // Verify checks the manifest by itself: form, order of shards, checksum.
 func (m *Manifest) Verify() error {
-	if m.MinReader > Form {
-		return fmt.Errorf("%w: it needs a reader of form %d, this one knows %d", errVerify, m.MinReader, Form)
+	if m.MinReader > Reader {
+		return fmt.Errorf("%w: it needs a reader of form %d, this one knows %d", errVerify, m.MinReader, Reader)
 	}
 	for i, shard := range m.Shards {
 		if i > 0 && m.Shards[i-1].Key >= shard.Key {

@@ -137,7 +137,7 @@ func TestDamageIsFound(t *testing.T) {
 		"shards reordered":   func(s *Snapshot) { slices.Reverse(s.Manifest.Shards) },
 		"digest exchanged":   func(s *Snapshot) { s.Manifest.Shards[0].Digest = s.Manifest.Shards[1].Digest },
 		"checksum changed":   func(s *Snapshot) { s.Manifest.Checksum = Sum(nil) },
-		"newer reader asked": func(s *Snapshot) { s.Manifest.MinReader = Form + 1 },
+		"newer reader asked": func(s *Snapshot) { s.Manifest.MinReader = Reader + 1 },
 	} {
 		s := sealed(t, everyKey(t))
 		if err := s.Verify(); err != nil {
@@ -172,7 +172,7 @@ func TestManifestSurvivesItsEncodingAndANewerWriter(t *testing.T) {
 // TestALaterWriterMayAppendFields: a record of form 1 with more at its end is read as far as it is known.
 func TestALaterWriterMayAppendFields(t *testing.T) {
 	var w routeWriter
-	r := Route{ID: "a", Match: Match{Host: "h", Path: "/"}, Upstream: "u"}
+	r := Route{ID: "a", Match: Match{Host: "h", Path: "/"}, Upstream: "u", Limits: Limits{Scope: ScopeCell}} // the last that is known
 	w.route(&r)
 	w.string("a field of tomorrow")
 	record := w.b
@@ -203,6 +203,7 @@ func TestRoutesSurviveTheirStoredForm(t *testing.T) {
 			}
 			r.Retry = Retry{Attempts: rapid.IntRange(0, 2).Draw(t, "attempts")}
 			r.Limits.User = Rate{rapid.Uint64().Draw(t, "requests"), time.Second}
+			r.Limits.Scope, r.Limits.OnStoreLoss = text.Draw(t, "scope"), text.Draw(t, "loss")
 			want = append(want, r)
 		}
 		slices.SortFunc(want, func(a, b Route) int { return strings.Compare(a.ID, b.ID) })

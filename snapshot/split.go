@@ -111,7 +111,7 @@ func (s *splitter) margin(content []byte) bool {
 	s.key, s.header = string(content[:i]), false
 	rest := bytes.TrimLeft(content[i+1:], " ")
 	if len(rest) == 0 || rest[0] == '#' {
-		s.header = true
+		s.header = s.key != "version" // which is no list: a whole section says what is wrong with it
 	}
 	if len(rest) > 0 && rest[0] == '[' && content[i+1] == ' ' {
 		return s.flow(s.pos + len(content) - len(rest))

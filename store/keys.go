@@ -43,6 +43,8 @@ const (
 	// PrefixDenied holds the region's denylist, an entry a key; KeyDenyGuard changes with every addition.
 	PrefixDenied = PrefixCopy + "denied/" // KeyDenied
 	KeyDenyGuard = PrefixCopy + "denylist"
+
+	PrefixQuotas = "quota/" // KeyQuotas
 )
 
 // Both: blobs by digest. A head is written after its chunks.
@@ -75,6 +77,9 @@ func KeyAudit(at int64, who string) string { return fmt.Sprintf("%s%020d/%s", Pr
 func KeyPastPlan(epoch, number uint64) string {
 	return fmt.Sprintf("%s%020d/%020d", PrefixPlans, epoch, number)
 }
+
+// KeyQuotas holds a part of what is spent of the daily quotas that the region keeps.
+func KeyQuotas(part int) string { return fmt.Sprintf("%s%02d", PrefixQuotas, part) }
 
 func keyBlob(digest string) string { return prefixBlobs + digest }
 

@@ -1,3 +1,5 @@
+//go:build linux
+
 package main
 
 import (
@@ -40,7 +42,7 @@ func (s *stage) files() error {
 		return err
 	}
 	texts := map[string]string{
-		"backend.conf": s.backend(), "nginx.conf": s.nginx(), "haproxy.conf": s.haproxy(),
+		"nginx.conf": s.nginx(), "haproxy.conf": s.haproxy(),
 		"full.yaml": s.document(true), "bare.yaml": s.document(false),
 		"jwks": keySet(&idp.PublicKey), "1k": strings.Repeat("x", 1000), "100k": strings.Repeat("x", 100_000),
 	}
@@ -85,16 +87,6 @@ http {
 %s%s
 }
 `, s.path(name+".pid"), s.path(name+".err"), paths, body)
-}
-
-func (s *stage) backend() string {
-	return s.nginxWith("backend", fmt.Sprintf(`  default_type text/plain;
-  server {
-    listen %s;
-    location / { return 200 "%s"; }
-    location /large/ { root %s; try_files /100k =404; }
-    location = /jwks { root %s; try_files /jwks =404; }
-  }`, s.at(backendPort), strings.Repeat("x", 1000), s.dir, s.dir))
 }
 
 func (s *stage) nginx() string {

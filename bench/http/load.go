@@ -1,6 +1,10 @@
+//go:build linux
+
 package main
 
 import (
+	"cmp"
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -39,8 +43,31 @@ func (l load) drive(s *stage, port int, length time.Duration) (*driven, error) {
 	if l.streams > 0 {
 		return l.h2load(s, url, seconds)
 	}
+	if !l.tls {
+		return l.order(s, port, length)
+	}
 	return l.wrk(s, url, seconds)
 }
+
+// order has the other side itself do it.
+func (l load) order(s *stage, port int, length time.Duration) (*driven, error) {
+	err := json.NewEncoder(s.far).Encode(order{Port: port, Connections: l.connections, Addr: s.addr, Length: length, Set: set{l.paths, cmp.Or(l.tokens, usualTokens)}})
+	if err != nil {
+		return nil, err
+	}
+	var o outcome
+	line, err := s.outcomes.ReadBytes('\n')
+	if err != nil {
+		return nil, fmt.Errorf("the other side has ended: %w", err)
+	}
+	if err := json.Unmarshal(line, &o); err != nil {
+		return nil, err
+	}
+	return &driven{answers: o.Answers, took: o.Took, p50: o.P50, p99: o.P99, failed: o.Failed > 0}, nil
+}
+
+// scattered is all routes in a random order, the same in every run.
+func scattered() []int { return rand.New(rand.NewPCG(1, 1)).Perm(routeCount) }
 
 // driven is what the load generator says.
 type driven struct {

@@ -1,3 +1,5 @@
+//go:build linux
+
 package main
 
 import (
@@ -21,6 +23,7 @@ import (
 	"github.com/cellgate/cellgate/proxy/engine"
 	"github.com/cellgate/cellgate/proxy/jwks"
 	"github.com/cellgate/cellgate/proxy/listen"
+	"github.com/cellgate/cellgate/proxy/loop"
 	"github.com/cellgate/cellgate/proxy/meter"
 	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/proxy/upstream"
@@ -47,17 +50,17 @@ func node(args []string) error {
 	}
 	keys := jwks.New(jwks.Options{Allow: snapshot.Loopback(), Log: log})
 	start := time.Now()
-	server := proxy.New(proxy.Options{Auth: callers.NewAuthenticator(keys, start), Limits: callers.NewLimiter(start),
+	server := proxy.New(proxy.Options{Auth: callers.NewAuthenticator(callers.Sources{Keys: keys}, start), Limits: callers.NewLimiter(start),
 		Recorders: []proxy.Recorder{meter.New(), access}, Upstream: upstream.Options{Allow: snapshot.Loopback()}})
 	p, err := program.Compile(snapshots[0], nil)
 	if err != nil {
 		return err
 	}
 	keys.Want(callers.Providers(p.Policies))
-	if err := server.Apply(p, 1); err != nil {
+	if err := server.Apply(p); err != nil {
 		return err
 	}
-	l, err := listen.TCP(ctx, *addr, false)
+	l, err := new(listen.Sockets).TCP(ctx, "http", *addr, false, 1)
 	if err != nil {
 		return err
 	}
@@ -65,7 +68,7 @@ func node(args []string) error {
 	g.Go(func() error { return keys.Run(ctx) })
 	g.Go(func() error { return access.Run(ctx) })
 	g.Go(func() error {
-		return engine.New(server, engine.Options{Log: log}).Run(ctx, engine.Listener{Listener: l})
+		return loop.New(server, loop.Options{Options: engine.Options{Log: log}, Loops: 1}).Run(ctx, engine.Listener{Listener: l[0]})
 	})
 	if *swap {
 		g.Go(func() error { return swapping(ctx, server, p, snapshots, *dir) })
@@ -127,7 +130,7 @@ func swapping(ctx context.Context, server *proxy.Server, last *program.Program, 
 		if err != nil {
 			return err
 		}
-		if err := server.Apply(p, 1); err != nil {
+		if err := server.Apply(p); err != nil {
 			return err
 		}
 		last = p

@@ -1,3 +1,5 @@
+//go:build linux
+
 package main
 
 import (
@@ -56,11 +58,24 @@ func rows() []row {
 	}
 }
 
+// besides is the row with the other build as well, whose ports lie so far behind those of ours.
+func (r row) besides(ports int) row {
+	for _, c := range r.candidates {
+		if c.process == "cellgate" && r.bound != nil {
+			r.candidates = append(r.candidates, candidate{"other", "other", c.port + ports})
+			r.bound = maps.Clone(r.bound)
+			r.bound["other"] = bound{1, 1}
+		}
+	}
+	return r
+}
+
 // sample is one candidate's part of one round.
 type sample struct {
 	cost     float64 // µs of CPU per request
 	rate     float64 // requests per second
 	busy     float64 // share of its core
+	wanted   float64 // share of the time that its busiest thread ran or was ready to
 	memory   float64 // MB resident afterwards
 	p50, p99 time.Duration
 	void     string // why it doesn't count; empty = it does
@@ -87,7 +102,7 @@ func measure(s *stage, r row, o options) (*result, error) {
 				return nil, fmt.Errorf("row %s, %s: %w", r.name, c.name, err)
 			}
 			samples[c.name] = one
-			fmt.Printf("  %-9s round %d  %-9s %7.2f µs %8.0f req/s  busy %.2f  p50 %v p99 %v  %s\n", r.name, round+1, c.name, one.cost, one.rate, one.busy, one.p50, one.p99, one.void)
+			fmt.Printf("  %-9s round %d  %-9s %7.2f µs %8.0f req/s  busy %.2f wanted %.2f  p50 %v p99 %v  %s\n", r.name, round+1, c.name, one.cost, one.rate, one.busy, one.wanted, one.p50, one.p99, one.void)
 		}
 		res.rounds = append(res.rounds, samples)
 	}
@@ -133,28 +148,55 @@ func (r *result) print(w io.Writer) {
 		p99 := time.Duration(medianOf(r.valid(c.name, func(s sample) float64 { return float64(s.p99) })))
 		fmt.Fprintf(w, "  %-9s %7.2f µs   p50 %v  p99 %v   (%d of %d rounds)\n", c.name, medianOf(cost), p50, p99, len(cost), len(r.rounds))
 	}
-	if r.row.user {
-		added, n := r.against("bare", func(own, bare sample) float64 { return own.cost - bare.cost })
-		fmt.Fprintf(w, "  %-20s %.2f µs   must ≤ 2, aim ≤ 1   (%d rounds)\n\n", "added", added, n)
-		return
-	}
-	if r.row.swap {
-		rate, n := r.against("steady", func(own, other sample) float64 { return own.rate / other.rate })
-		memory, _ := r.against("steady", func(own, other sample) float64 { return own.memory / other.memory })
-		fmt.Fprintf(w, "  %-20s %.2f   must ≥ 0.95\n  %-20s %.2f   must ≤ 1.30   (%d rounds)\n\n", "throughput", rate, "memory", memory, n)
-		return
-	}
-	for _, peer := range slices.SortedFunc(maps.Keys(r.row.bound), cmp.Compare) {
-		ratio, n := r.against(peer, func(own, other sample) float64 { return own.cost / other.cost })
-		b := r.row.bound[peer]
-		fmt.Fprintf(w, "  %-20s %.2f   must ≤ %.2f %s, aim ≤ %.2f %s   (%d rounds)\n", ours+" ÷ "+peer, ratio, b.must, mark(ratio, b.must), b.aim, mark(ratio, b.aim), n)
+	for _, f := range r.figures() {
+		fmt.Fprintln(w, " ", f)
 	}
 	fmt.Fprintln(w)
 }
 
-func mark(ratio, bound float64) string {
-	if ratio > 0 && ratio <= bound {
+// figure is one line of what is promised, and what it came to.
+type figure struct {
+	row, what string
+	value     float64
+	rounds    int
+	bound     bound
+	least     bool // the bounds are from below
+}
+
+// String is a line of the table: the figure, and whether it is what it must and should be.
+func (f figure) String() string {
+	sign := "≤"
+	if f.least {
+		sign = "≥"
+	}
+	return fmt.Sprintf("%-10s %-20s %5.2f   must %s %.2f %-12s aim %s %.2f %-12s (%d rounds)", f.row, f.what, f.value, sign, f.bound.must, f.mark(f.bound.must), sign, f.bound.aim, f.mark(f.bound.aim), f.rounds)
+}
+
+func (f figure) mark(bound float64) string {
+	switch {
+	case f.rounds == 0:
+		return "not measured"
+	case f.least && f.value >= bound, !f.least && f.value <= bound:
 		return "met"
 	}
 	return "missed"
+}
+
+// figures are what the row promises.
+func (r *result) figures() (all []figure) {
+	add := func(peer, what string, b bound, least bool, compare func(own, other sample) float64) {
+		value, n := r.against(peer, compare)
+		all = append(all, figure{r.row.name, what, value, n, b, least})
+	}
+	switch {
+	case r.row.user:
+		add("bare", "adds, µs", bound{2, 1}, false, func(own, bare sample) float64 { return own.cost - bare.cost })
+	case r.row.swap:
+		add("steady", "throughput", bound{.95, 1}, true, func(own, other sample) float64 { return own.rate / other.rate })
+		add("steady", "memory", bound{1.3, 1.3}, false, func(own, other sample) float64 { return own.memory / other.memory })
+	}
+	for _, peer := range slices.SortedFunc(maps.Keys(r.row.bound), cmp.Compare) {
+		add(peer, ours+" ÷ "+peer, r.row.bound[peer], false, func(own, other sample) float64 { return own.cost / other.cost })
+	}
+	return all
 }

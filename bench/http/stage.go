@@ -1,9 +1,14 @@
+//go:build linux
+
 package main
 
 import (
+	"bufio"
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
+	"maps"
 	"net/http"
 	"os"
 	"os/exec"
@@ -29,14 +34,20 @@ const (
 	ownBare
 	ownSteady
 	ownSwapping
+	otherPlain
+	otherTLS
 )
 
 // stage is the processes of the measurement: backend, peers, and ours with and without policies.
 type stage struct {
 	dir, addr, engine string
+	other             string
 
 	mu   sync.Mutex
 	cmds map[string]*exec.Cmd
+
+	far      io.Writer     // takes orders
+	outcomes *bufio.Reader // gives what came of them
 }
 
 func (s *stage) path(name string) string { return filepath.Join(s.dir, name) }
@@ -45,14 +56,14 @@ func (s *stage) at(port int) string { return s.addr + ":" + strconv.Itoa(port) }
 
 // start builds, writes all files, and waits until every candidate answers.
 func (s *stage) start() error {
-	if out, err := exec.Command("go", "build", "-o", s.path("proxy"), "./cmd/proxy").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-pgo=cmd/proxy/proxy.pgo", "-o", s.path("proxy"), "./cmd/proxy").CombinedOutput(); err != nil {
 		return fmt.Errorf("build: %w\n%s", err, out)
 	}
 	if err := s.files(); err != nil {
 		return err
 	}
-	own := func(name string, flags ...string) []string {
-		args := append([]string{"-c", "0", s.path("proxy"), "serve", "--document", s.path(name + ".yaml")}, flags...)
+	serve := func(binary, document string, flags ...string) []string {
+		args := append([]string{"-c", "0", binary, "serve", "--document", s.path(document)}, flags...)
 		if s.engine != "" {
 			args = append(args, "--engine", s.engine)
 		}
@@ -65,16 +76,23 @@ func (s *stage) start() error {
 	swapping := func(name string, port int, more ...string) []string {
 		return append([]string{"-c", "0", self, "node", "--document", s.path("full.yaml"), "--http", s.at(port), "--dir", s.path(name)}, more...)
 	}
-	for name, args := range map[string][]string{
-		"backend": {"-c", "1", "nginx", "-c", s.path("backend.conf")},
+	if err := s.startFar(self); err != nil {
+		return err
+	}
+	all := map[string][]string{
 		"nginx":   {"-c", "0", "nginx", "-c", s.path("nginx.conf")},
 		"haproxy": {"-c", "0", "haproxy", "-db", "-f", s.path("haproxy.conf")},
-		"cellgate": own("full", "--http", s.at(ownPlain), "--https", s.at(ownTLS), "--cert", s.path("cert.pem"), "--key", s.path("key.pem"),
+		"cellgate": serve(s.path("proxy"), "full.yaml", "--http", s.at(ownPlain), "--https", s.at(ownTLS), "--cert", s.path("cert.pem"), "--key", s.path("key.pem"),
 			"--access-log", s.path("access.log")),
-		"bare":     own("bare", "--http", s.at(ownBare)),
+		"bare":     serve(s.path("proxy"), "bare.yaml", "--http", s.at(ownBare)),
 		"steady":   swapping("steady", ownSteady),
 		"swapping": swapping("swapping", ownSwapping, "--swap"),
-	} {
+	}
+	if s.other != "" {
+		all["other"] = serve(s.other, "full.yaml", "--http", s.at(otherPlain), "--https", s.at(otherTLS), "--cert", s.path("cert.pem"), "--key", s.path("key.pem"),
+			"--access-log", s.path("other.log"))
+	}
+	for name, args := range all {
 		if err := s.spawn(name, args); err != nil {
 			return err
 		}
@@ -82,14 +100,35 @@ func (s *stage) start() error {
 	return s.ready()
 }
 
+// startFar starts the other side, whose standard streams are for orders and outcomes.
+func (s *stage) startFar(self string) error {
+	cmd := exec.Command("taskset", "-c", "1", self, "far", "--addr", s.at(backendPort), "--dir", s.dir)
+	orders, err := cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	outcomes, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	s.far, s.outcomes = orders, bufio.NewReader(outcomes)
+	return s.run("far", cmd)
+}
+
 func (s *stage) spawn(name string, args []string) error {
+	return s.run(name, exec.Command("taskset", args...))
+}
+
+// run starts a process. What it prints that nobody else reads goes to a file.
+func (s *stage) run(name string, cmd *exec.Cmd) error {
 	out, err := os.Create(s.path(name + ".out"))
 	if err != nil {
 		return err
 	}
 	defer out.Close()
-	cmd := exec.Command("taskset", args...)
-	cmd.Stdout, cmd.Stderr = out, out
+	if cmd.Stderr = out; cmd.Stdout == nil {
+		cmd.Stdout = out
+	}
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
@@ -110,17 +149,21 @@ func (s *stage) ready() error {
 	}
 	client := &http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true,
 		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}} //nolint:gosec // our own certificate of a minute ago
-	for port := backendPort; port <= ownSwapping; port++ {
+	last := ownSwapping
+	if s.other != "" {
+		last = otherTLS
+	}
+	for port := backendPort; port <= last; port++ {
 		scheme := "http"
-		if port == nginxTLS || port == nginxH2 || port == haproxyTLS || port == ownTLS {
+		if port == nginxTLS || port == nginxH2 || port == haproxyTLS || port == ownTLS || port == otherTLS {
 			scheme = "https"
 		}
-		last := errors.New("not asked")
-		for end := time.Now().Add(2 * time.Minute); last != nil && time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
-			last = ask(client, scheme+"://"+s.at(port)+"/v1/s1/items/1", string(token))
+		err := errors.New("not asked")
+		for end := time.Now().Add(2 * time.Minute); err != nil && time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+			err = ask(client, scheme+"://"+s.at(port)+"/v1/s1/items/1", string(token))
 		}
-		if last != nil {
-			return fmt.Errorf("port %d does not answer: %w\n%s", port, last, s.outputs())
+		if err != nil {
+			return fmt.Errorf("port %d does not answer: %w\n%s", port, err, s.outputs())
 		}
 	}
 	return nil
@@ -176,7 +219,7 @@ func (s *stage) sample(r row, c candidate, o options) (sample, error) {
 	s.mu.Lock()
 	pid := s.cmds[c.process].Process.Pid
 	s.mu.Unlock()
-	before, err := spent(pid, r.user)
+	before, err := threads(pid)
 	if err != nil {
 		return sample{}, err
 	}
@@ -184,7 +227,7 @@ func (s *stage) sample(r row, c candidate, o options) (sample, error) {
 	if err != nil {
 		return sample{}, fmt.Errorf("%w\n%s", err, s.outputs())
 	}
-	after, err := spent(pid, r.user)
+	after, err := threads(pid)
 	if err != nil {
 		return sample{}, err
 	}
@@ -192,22 +235,30 @@ func (s *stage) sample(r row, c candidate, o options) (sample, error) {
 	if err != nil {
 		return sample{}, err
 	}
-	for _, log := range []string{"access.log", "steady/access.log", "swapping/access.log"} {
-		if err := os.Truncate(s.path(log), 0); err != nil {
+	for _, log := range []string{"access.log", "steady/access.log", "swapping/access.log", "other.log"} {
+		if err := os.Truncate(s.path(log), 0); err != nil && !os.IsNotExist(err) {
 			return sample{}, err
 		}
 	}
-	used := after - before
-	one := sample{cost: float64(used.Nanoseconds()) / 1e3 / float64(max(d.answers, 1)), rate: float64(d.answers) / d.took.Seconds(),
-		busy: used.Seconds() / d.took.Seconds(), memory: memory, p50: d.p50, p99: d.p99}
+	used, wanted := since(before, after)
+	cost := used.run
+	if r.user {
+		cost = used.user
+	}
+	one := sample{cost: float64(cost.Nanoseconds()) / 1e3 / float64(max(d.answers, 1)), rate: float64(d.answers) / d.took.Seconds(),
+		busy: used.run.Seconds() / d.took.Seconds(), wanted: wanted.Seconds() / d.took.Seconds(), memory: memory, p50: d.p50, p99: d.p99}
 	switch {
 	case d.failed || d.answers == 0:
 		one.void = "void: errors"
-	case one.busy < 0.9 && !r.user && !r.unfilled:
+	case one.wanted < saturated && !r.user && !r.unfilled:
 		one.void = "void: idle"
 	}
 	return one, nil
 }
+
+// saturated is the share of the time for which a candidate's busiest thread must have run, or have been ready to run: the rest is
+// sleep for want of work. What other processes of the machine take from it meanwhile makes a round slow, and no less full.
+const saturated = 0.9
 
 // resident is a process's memory in MB.
 func resident(pid int) (float64, error) {
@@ -219,50 +270,60 @@ func resident(pid int) (float64, error) {
 	return pages * float64(os.Getpagesize()) / 1e6, err
 }
 
-// spent is the CPU time of a process and its children: exact from the scheduler, or user time alone from clock ticks.
-func spent(pid int, user bool) (time.Duration, error) {
-	var sum time.Duration
+// spending is what a thread has had of its core: all time, exact from the scheduler; user time from clock ticks; and what it
+// waited for the core while it was ready to run.
+type spending struct{ run, user, wait time.Duration }
+
+// threads are those of a process and its children, by their directory in /proc.
+func threads(pid int) (map[string]spending, error) {
+	all := map[string]spending{}
 	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
 	if err != nil || len(tasks) == 0 {
-		return 0, fmt.Errorf("process %d has ended", pid)
+		return nil, fmt.Errorf("process %d has ended", pid)
 	}
 	for _, task := range tasks {
-		d, err := spentByTask(task, user)
-		if err != nil {
-			continue // a thread that has just ended
+		if all[task], err = spendingOf(task); err != nil {
+			delete(all, task) // a thread that has just ended
+			continue
 		}
-		sum += d
 		children, _ := os.ReadFile(task + "/children")
 		for _, child := range strings.Fields(string(children)) {
-			if n, err := strconv.Atoi(child); err == nil {
-				if d, err := spent(n, user); err == nil {
-					sum += d
-				}
-			}
+			n, _ := strconv.Atoi(child)
+			more, _ := threads(n) // nil if it has ended
+			maps.Copy(all, more)
 		}
 	}
-	return sum, nil
+	return all, nil
+}
+
+// since is what all threads together have spent, and for how long the busiest one ran or was ready to.
+func since(before, after map[string]spending) (sum spending, wanted time.Duration) {
+	for task, now := range after {
+		was := before[task]
+		sum.run += now.run - was.run
+		sum.user += now.user - was.user
+		wanted = max(wanted, now.run-was.run+now.wait-was.wait)
+	}
+	return sum, wanted
 }
 
 // hertz is the kernel's unit of user time (proc(5), USER_HZ).
 const hertz = 100
 
-func spentByTask(task string, user bool) (time.Duration, error) {
-	if !user {
-		raw, err := os.ReadFile(task + "/schedstat")
-		if err != nil {
-			return 0, err
-		}
-		ns, err := strconv.ParseInt(strings.Fields(string(raw))[0], 10, 64)
-		return time.Duration(ns), err
-	}
-	raw, err := os.ReadFile(task + "/stat")
+func spendingOf(task string) (s spending, err error) {
+	raw, err := os.ReadFile(task + "/schedstat")
 	if err != nil {
-		return 0, err
+		return s, err
+	}
+	if _, err := fmt.Sscan(string(raw), &s.run, &s.wait); err != nil {
+		return s, fmt.Errorf("%s: %w", task, err)
+	}
+	if raw, err = os.ReadFile(task + "/stat"); err != nil {
+		return s, err
 	}
 	_, rest, _ := strings.Cut(string(raw), ") ") // the name may hold spaces
-	fields := strings.Fields(rest)
-	const utime = 11 // field 14 of the line
-	ticks, err := strconv.ParseInt(fields[utime], 10, 64)
-	return time.Duration(ticks) * time.Second / hertz, err
+	const utime = 11                             // field 14 of the line
+	ticks, err := strconv.ParseInt(strings.Fields(rest)[utime], 10, 64)
+	s.user = time.Duration(ticks) * time.Second / hertz
+	return s, err
 }

@@ -15,8 +15,11 @@ import (
 
 // Quiesce makes the kernel ignore connections that begin now. Their clients ask again after a second, and find what is
 // there then: a sibling in the SO_REUSEPORT group, a successor, or a refusal. Handshakes under way end as usual.
-// Multipath TCP, which net.Listen uses where it can, is not supported.
+// Multipath TCP, which net.Listen uses where it can, is not supported. A listener that has a Quiesce of its own is asked.
 func Quiesce(l net.Listener) error {
+	if own, ok := l.(interface{ Quiesce() error }); ok {
+		return own.Quiesce()
+	}
 	sc, ok := l.(syscall.Conn)
 	if !ok {
 		return nil

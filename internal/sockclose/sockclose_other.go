@@ -7,3 +7,6 @@ import "net"
 
 // Quiesce does nothing here.
 func Quiesce(net.Listener) error { return nil }
+
+// QuiesceFD does nothing here.
+func QuiesceFD(int) error { return nil }

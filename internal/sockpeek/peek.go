@@ -4,6 +4,8 @@ package sockpeek
 import (
 	"net"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // State is what a look at the socket's receive queue says.
@@ -47,6 +49,21 @@ func (p *Peeker) Look() State {
 		return Gone
 	}
 	return p.state
+}
+
+// Dead says whether the connection was reset, or has ended in both directions; it costs one system call. A peer that has only
+// ended its sending is Gone, but not Dead.
+func (p *Peeker) Dead() bool {
+	if p.raw == nil {
+		return false
+	}
+	dead := false
+	err := p.raw.Control(func(fd uintptr) {
+		of := []unix.PollFd{{Fd: int32(fd)}}
+		n, err := unix.Poll(of, 0)
+		dead = err == nil && n > 0 && of[0].Revents&(unix.POLLERR|unix.POLLHUP) != 0
+	})
+	return dead || err != nil
 }
 
 func (p *Peeker) peek(fd uintptr) {

@@ -20,11 +20,13 @@ const (
 	orderStop
 	orderKill
 	orderKillStop // kill and stay down
+	orderReplace  // by a process that takes its place
 )
 
 type command struct {
 	order order
 	done  chan struct{} // closed when the order has been taken
+	came  chan error    // of orderReplace, capacity 1: what came of it
 }
 
 // child is one supervised process.
@@ -74,8 +76,9 @@ func (c *child) set(change func(*Status)) {
 }
 
 // order hands the order to the loop and returns once it has been taken.
-func (c *child) order(o order) error {
-	cmd := command{order: o, done: make(chan struct{})}
+func (c *child) order(o order) error { return c.command(command{order: o, done: make(chan struct{})}) }
+
+func (c *child) command(cmd command) error {
 	select {
 	case c.commands <- cmd:
 	case <-c.g.quit:
@@ -99,6 +102,20 @@ func (c *child) wait(ctx context.Context, is func(Status) bool) error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
+	}
+}
+
+// replace waits until another process has taken the place of the one that runs.
+func (c *child) replace(ctx context.Context) error {
+	cmd := command{order: orderReplace, done: make(chan struct{}), came: make(chan error, 1)}
+	if err := c.command(cmd); err != nil {
+		return err
+	}
+	select {
+	case err := <-cmd.came:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
 }
 
@@ -140,6 +157,7 @@ func (c *child) loop() {
 					young = 0
 					c.set(func(s *Status) { s.State = Starting })
 				}
+				cmd.refuse()
 				close(cmd.done)
 			case <-c.g.quit:
 				return
@@ -185,6 +203,7 @@ func (c *child) pause(d time.Duration) bool {
 		case <-timer.C:
 			return true
 		case cmd := <-c.commands:
+			cmd.refuse()
 			close(cmd.done)
 			switch cmd.order {
 			case orderStart:
@@ -198,9 +217,49 @@ func (c *child) pause(d time.Duration) bool {
 	}
 }
 
-// life runs the process once, from fork to exit. ordered says that its death was the supervisor's own doing.
+// refuse tells who wants a process replaced that doesn't run.
+func (c command) refuse() {
+	if c.order == orderReplace {
+		c.came <- errors.New("it doesn't run")
+	}
+}
+
+// successor is a process that is to take the place of the one that runs; it may end first.
+type successor struct {
+	cmd    *exec.Cmd
+	exited chan error
+	came   chan error
+}
+
+// replaceTime is how long a process may take to leave its place to another before it is killed: time to get ready, and to drain.
+const replaceTime = 90 * time.Second
+
+// succeed starts the successor of a process, and tells at once why it can't.
+func (c *child) succeed(last successor, came chan error) successor {
+	err := errors.New("it is being replaced already")
+	if last.cmd == nil {
+		if c.spec.Replace == nil {
+			err = errors.New("a process of this kind can't be replaced while it runs")
+		} else if last.cmd, err = c.launch(c.spec.Replace); err == nil {
+			last.came, last.exited = came, make(chan error, 1)
+			go func(cmd *exec.Cmd, exited chan error) { exited <- cmd.Wait() }(last.cmd, last.exited)
+			return last
+		}
+	}
+	came <- err
+	return last
+}
+
+// kill ends a successor that nobody wants any more.
+func (s successor) kill() {
+	if s.cmd != nil {
+		_ = s.cmd.Process.Kill()
+	}
+}
+
+// life runs the process once, from fork to exit, or one after the other in the same place. ordered says that its death was the supervisor's own doing.
 func (c *child) life() (want, ordered bool) {
-	cmd, err := c.launch()
+	cmd, err := c.launch(c.spec.Args)
 	if err != nil {
 		c.g.opts.Log.Error("start failed", "process", c.spec.Name, "err", err)
 		c.set(func(s *Status) { s.Last = err.Error() })
@@ -217,9 +276,26 @@ func (c *child) life() (want, ordered bool) {
 	want = true
 	grace := time.NewTimer(time.Hour)
 	grace.Stop()
+	var next successor
 	for {
 		select {
+		case err := <-next.exited:
+			next.came <- fmt.Errorf("the new process has ended (%s), the old one goes on; see %s", how(err), c.spec.Log)
+			next = successor{}
+			if want {
+				grace.Stop()
+			}
 		case err := <-exited:
+			if next.cmd != nil {
+				c.g.opts.Log.Info("replaced", "process", c.spec.Name, "pid", cmd.Process.Pid, "by", next.cmd.Process.Pid, "how", how(err))
+				next.came <- nil
+				cmd, exited, next = next.cmd, next.exited, successor{}
+				if want {
+					grace.Stop()
+				}
+				c.set(func(s *Status) { s.PID = cmd.Process.Pid })
+				continue
+			}
 			c.ended(cmd, err, want)
 			return want, ordered
 		case <-ready:
@@ -239,14 +315,20 @@ func (c *child) life() (want, ordered bool) {
 			switch o.order {
 			case orderStart:
 				want = true
+			case orderReplace:
+				if next = c.succeed(next, o.came); next.came == o.came {
+					grace.Reset(replaceTime)
+				}
 			case orderStop:
 				want = false
+				next.kill()
 				endWatch()
 				_ = cmd.Process.Signal(syscall.SIGTERM)
 				grace.Reset(c.g.opts.Grace)
 			case orderKill, orderKillStop:
 				want = want && o.order == orderKill
 				ordered = true
+				next.kill()
 				_ = cmd.Process.Kill()
 			}
 			close(o.done)
@@ -255,23 +337,31 @@ func (c *child) life() (want, ordered bool) {
 }
 
 func (c *child) ended(cmd *exec.Cmd, err error, want bool) {
-	how := "exit status 0"
-	if err != nil {
-		how = err.Error()
-	}
-	c.set(func(s *Status) { s.PID, s.Last = 0, how })
+	c.set(func(s *Status) {
+		if s.PID, s.Last = 0, how(err); !want { // in one step: whoever waits for its end sees it stopped
+			s.State = Stopped
+		}
+	})
 	if want {
-		c.g.opts.Log.Warn("ended", "process", c.spec.Name, "pid", cmd.Process.Pid, "how", how)
+		c.g.opts.Log.Warn("ended", "process", c.spec.Name, "pid", cmd.Process.Pid, "how", how(err))
 	}
 }
 
-func (c *child) launch() (*exec.Cmd, error) {
+// how a process ended, by what its Wait said.
+func how(err error) string {
+	if err == nil {
+		return "exit status 0"
+	}
+	return err.Error()
+}
+
+func (c *child) launch(args []string) (*exec.Cmd, error) {
 	out, err := os.OpenFile(c.spec.Log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, err
 	}
 	defer out.Close()
-	cmd := exec.Command(c.spec.Path, c.spec.Args...)
+	cmd := exec.Command(c.spec.Path, args...)
 	cmd.Env = append([]string{}, c.spec.Env...)
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.SysProcAttr = childAttr()
@@ -289,7 +379,14 @@ func (c *child) watch(ctx context.Context, ready chan<- struct{}, hung chan<- er
 	if c.spec.Alive == nil {
 		return
 	}
-	for failed := 0; pause.For(ctx, c.g.opts.ProbeEvery); {
+	tick := time.NewTicker(c.g.opts.ProbeEvery) // from the beginning of one probe to that of the next, also of one that hangs
+	defer tick.Stop()
+	for failed := 0; ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
 		err := c.try(ctx, c.spec.Alive)
 		if failed++; err == nil {
 			failed = 0

@@ -23,7 +23,9 @@ type Spec struct {
 	Path string
 	Args []string
 	Env  []string // the whole environment; nil = empty
-	Log  string   // file that receives stdout and stderr, appended and bounded
+	// Replace are the arguments of a process that takes the place of one that runs, which ends then. Nil = none can.
+	Replace []string
+	Log     string // file that receives stdout and stderr, appended and bounded
 	// Tier orders the shutdown: higher tiers are stopped first, a lower one only when they are gone.
 	Tier int
 	// Ready says whether the process serves. Nil = ready as soon as it runs.
@@ -183,6 +185,12 @@ func (g *Group) Stop(ctx context.Context, names ...string) error {
 // Kill sends SIGKILL to the processes that run; those that should run are started again.
 func (g *Group) Kill(names ...string) error {
 	return g.each(names, func(c *child) error { return c.order(orderKill) })
+}
+
+// Replace starts a new process for each of the names, which takes the place of the one that runs, and waits until that has
+// ended. When the new one ends first, the old one goes on, and it is an error.
+func (g *Group) Replace(ctx context.Context, names ...string) error {
+	return g.each(names, func(c *child) error { return c.replace(ctx) })
 }
 
 // Shutdown stops everything, tier by tier from the highest, and ends the group.

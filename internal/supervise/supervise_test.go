@@ -292,3 +292,62 @@ func TestLogIsBounded(t *testing.T) {
 		t.Errorf("no file yet: %v", err)
 	}
 }
+
+// A process is replaced by one that runs beside it; whichever ends first decides.
+func TestAProcessIsReplacedByOneThatRunsBesideIt(t *testing.T) {
+	g := group(t, Options{Restart: time.Hour})
+	s := self("a", "serve", "")
+	s.Replace = []string{}
+	add(t, g, s)
+	add(t, g, self("b", "serve", ""))
+	if err := g.Replace(t.Context(), "a"); err == nil || !strings.Contains(err.Error(), "doesn't run") {
+		t.Errorf("one that is down: %v", err)
+	}
+	if err := g.Start(t.Context(), "a", "b"); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.Replace(t.Context(), "b"); err == nil || !strings.Contains(err.Error(), "can't be replaced") {
+		t.Errorf("one that can't: %v", err)
+	}
+	first := g.Status()[0].PID
+	done := make(chan error, 2)
+	for range 2 {
+		go func() { done <- g.Replace(t.Context(), "a") }()
+	}
+	if err := <-done; err == nil || !strings.Contains(err.Error(), "is being replaced already") {
+		t.Errorf("the second order: %v", err)
+	}
+	if err := syscall.Kill(first, syscall.SIGKILL); err != nil { // as its successor has it end
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if s := g.Status()[0]; s.State != Running || s.PID == first || !alive(s.PID) || s.Restarts != 0 {
+		t.Errorf("%+v", s)
+	}
+	second := g.Status()[0].PID
+	if err := g.Stop(t.Context(), "a"); err != nil || alive(second) {
+		t.Errorf("stop: %v, alive %v", err, alive(second))
+	}
+}
+
+func TestAProcessGoesOnWhenItsSuccessorEnds(t *testing.T) {
+	g := group(t, Options{})
+	s := self("a", "serve", "")
+	s.Path, s.Args = "/bin/sh", []string{"-c", "exec sleep 1000"}
+	s.Replace = []string{"-c", "exit 7"}
+	add(t, g, s)
+	if err := g.Start(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	first := g.Status()[0].PID
+	for range 2 {
+		if err := g.Replace(t.Context(), "a"); err == nil || !strings.Contains(err.Error(), "exit status 7") {
+			t.Fatalf("%v", err)
+		}
+	}
+	if s := g.Status()[0]; s.State != Running || s.PID != first || !alive(first) {
+		t.Errorf("%+v", s)
+	}
+}

@@ -23,8 +23,8 @@ import (
 
 const (
 	every  = 100 * time.Millisecond
-	buffer = 4 << 20 // bytes waiting to be written; a line that doesn't fit any more is dropped and counted
-	hurry  = buffer / 4
+	buffer = 4 << 20   // bytes waiting to be written; a line that doesn't fit any more is dropped and counted
+	hurry  = 256 << 10 // bytes after which the writer doesn't wait for its time: what it writes is still in the cache then
 )
 
 // Log is an access log. It is safe for any number of goroutines.
@@ -32,14 +32,14 @@ type Log struct {
 	path    string
 	log     *slog.Logger
 	dropped atomic.Uint64
-	lines   atomic.Uint64
 	reopen  chan struct{}
 	full    chan struct{}
 	scratch sync.Pool
 
-	mu      sync.Mutex // guards the two below
+	mu      sync.Mutex // guards the three below
 	waiting []byte
 	count   uint64 // lines in waiting
+	lines   uint64 // written before those
 
 	// The writer's own.
 	out     io.Writer
@@ -92,7 +92,11 @@ func (l *Log) Reopen() { poke(l.reopen) }
 func (l *Log) Dropped() uint64 { return l.dropped.Load() }
 
 // Lines is the number of lines accepted.
-func (l *Log) Lines() uint64 { return l.lines.Load() }
+func (l *Log) Lines() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.lines + l.count
+}
 
 // Record implements proxy.Recorder. Readiness probes that went well have no line.
 func (l *Log) Record(r *proxy.Record) {
@@ -116,7 +120,6 @@ func (l *Log) put(line []byte) {
 	l.count++
 	n := len(l.waiting)
 	l.mu.Unlock()
-	l.lines.Add(1)
 	if n > hurry && n-len(line) <= hurry {
 		poke(l.full)
 	}
@@ -157,7 +160,7 @@ func (l *Log) Run(ctx context.Context) error {
 func (l *Log) flush() {
 	l.mu.Lock()
 	batch, count := l.waiting, l.count
-	l.waiting, l.count = l.spare[:0], 0
+	l.waiting, l.lines, l.count = l.spare[:0], l.lines+l.count, 0
 	l.mu.Unlock()
 	if len(batch) > 0 {
 		l.write(batch, count)

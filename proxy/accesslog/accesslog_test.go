@@ -196,3 +196,19 @@ func BenchmarkRecord(b *testing.B) {
 		s.write(r)
 	}
 }
+
+func TestEveryByteThatDoesNotStandForItselfIsFoundWhereverItIs(t *testing.T) {
+	const all = `abcdefgh!#[]~ 0zABC`
+	for at := range len(all) {
+		for c := range 256 {
+			s := all[:at] + string([]byte{byte(c)}) + all[at:]
+			want := at
+			if c >= 0x20 && c < 0x7f && c != '"' && c != '\\' {
+				want = len(s)
+			}
+			if got := harmless(s); got != want {
+				t.Fatalf("%q: %d, not %d", s, got, want)
+			}
+		}
+	}
+}

@@ -26,38 +26,38 @@ func (s *scratch) write(r *proxy.Record) []byte {
 	b := s.appendTime(append(s.line[:0], `{"time":"`...), r.Start)
 	b = append(b, `","status":`...)
 	b = strconv.AppendInt(b, int64(r.Status), 10)
-	b = text(b, "reason", r.Reason.String(), maxWord)
-	b = text(b, "method", r.Method, maxWord)
-	b = text(b, "host", r.Host, maxWord)
-	b = text(b, "path", r.Path, maxPath)
-	b = text(b, "proto", r.Protocol, maxWord)
-	b = flag(b, "tls", r.TLS)
+	b = text(b, `,"reason":"`, r.Reason.String(), maxWord)
+	b = text(b, `,"method":"`, r.Method, maxWord)
+	b = text(b, `,"host":"`, r.Host, maxWord)
+	b = text(b, `,"path":"`, r.Path, maxPath)
+	b = text(b, `,"proto":"`, r.Protocol, maxWord)
+	b = flag(b, `,"tls":true`, r.TLS)
 	if r.Peer.IsValid() {
 		b = append(b, `,"peer":"`...)
 		b = r.Peer.WithZone("").AppendTo(b)
 		b = append(b, '"')
 	}
-	b = text(b, "id", r.RequestID, maxWord)
-	b = millis(b, "ms", r.Total)
+	b = text(b, `,"id":"`, r.RequestID, maxWord)
+	b = millis(b, `,"ms":`, r.Total)
 	if r.Open > 0 {
-		b = millis(b, "open_ms", r.Open)
+		b = millis(b, `,"open_ms":`, r.Open)
 	}
 	if r.Attempts > 0 {
-		b = millis(b, "upstream_ms", r.Upstream)
-		b = number(b, "attempts", int64(r.Attempts))
+		b = millis(b, `,"upstream_ms":`, r.Upstream)
+		b = number(b, `,"attempts":`, int64(r.Attempts))
 	}
-	b = text(b, "tenant", r.Tenant, maxWord)
-	b = text(b, "route", r.Route, maxWord)
-	b = text(b, "upstream", r.UpstreamID, maxWord)
-	b = text(b, "endpoint", r.Endpoint, maxWord)
-	b = text(b, "via", r.Via, maxWord)
-	b = flag(b, "stayed", r.Stayed)
-	b = text(b, "user", r.User, maxWord)
-	b = text(b, "consumer", r.Consumer, maxWord)
-	b = number(b, "in", r.BytesIn)
-	b = number(b, "out", r.BytesOut)
-	b = flag(b, "truncated", r.Truncated)
-	b = number(b, "version", int64(r.Snapshot))
+	b = text(b, `,"tenant":"`, r.Tenant, maxWord)
+	b = text(b, `,"route":"`, r.Route, maxWord)
+	b = text(b, `,"upstream":"`, r.UpstreamID, maxWord)
+	b = text(b, `,"endpoint":"`, r.Endpoint, maxWord)
+	b = text(b, `,"via":"`, r.Via, maxWord)
+	b = flag(b, `,"stayed":true`, r.Stayed)
+	b = text(b, `,"user":"`, r.User, maxWord)
+	b = text(b, `,"consumer":"`, r.Consumer, maxWord)
+	b = number(b, `,"in":`, r.BytesIn)
+	b = number(b, `,"out":`, r.BytesOut)
+	b = flag(b, `,"truncated":true`, r.Truncated)
+	b = number(b, `,"version":`, int64(r.Snapshot))
 	s.line = append(b, '}', '\n')
 	return s.line
 }
@@ -73,22 +73,18 @@ func (s *scratch) appendTime(b []byte, t time.Time) []byte {
 
 func digit(n int) byte { return byte('0' + n%10) }
 
-func name(b []byte, key string) []byte {
-	b = append(b, ',', '"')
-	b = append(b, key...)
-	return append(b, '"', ':')
-}
+// The functions below append a member that isn't empty; key is all that stands before its value.
 
 func number(b []byte, key string, n int64) []byte {
 	if n == 0 {
 		return b
 	}
-	return strconv.AppendInt(name(b, key), n, 10)
+	return strconv.AppendInt(append(b, key...), n, 10)
 }
 
 func millis(b []byte, key string, d time.Duration) []byte {
 	us := int(max(d, 0).Round(time.Microsecond) / time.Microsecond)
-	b = strconv.AppendInt(name(b, key), int64(us/1000), 10)
+	b = strconv.AppendInt(append(b, key...), int64(us/1000), 10)
 	return append(b, '.', digit(us/100), digit(us/10), digit(us))
 }
 
@@ -96,7 +92,7 @@ func flag(b []byte, key string, v bool) []byte {
 	if !v {
 		return b
 	}
-	return append(name(b, key), "true"...)
+	return append(b, key...)
 }
 
 // text writes a JSON string (RFC 8259 section 7) of at most limit bytes of s; what isn't UTF-8 becomes U+FFFD.
@@ -110,11 +106,8 @@ func text(b []byte, key, s string, limit int) []byte {
 		}
 		s = s[:limit]
 	}
-	b = append(name(b, key), '"')
-	plain := 0
-	for plain < len(s) && harmless(s[plain]) {
-		plain++
-	}
+	b = append(b, key...)
+	plain := harmless(s)
 	b = append(b, s[:plain]...)
 	for i := plain; i < len(s); {
 		c := s[i]
@@ -138,7 +131,23 @@ func text(b []byte, key, s string, limit int) []byte {
 	return append(b, '"')
 }
 
-// harmless says whether a byte stands for itself in a JSON string.
-func harmless(c byte) bool { return c >= 0x20 && c < 0x7f && c != '"' && c != '\\' }
+// harmless is how many bytes from the beginning of s, in steps of eight while there are as many, surely stand for themselves in
+// a JSON string: printable ASCII without quotation mark and backslash.
+func harmless(s string) (n int) {
+	for ; len(s)-n >= 8; n += 8 {
+		w := uint64(s[n]) | uint64(s[n+1])<<8 | uint64(s[n+2])<<16 | uint64(s[n+3])<<24 |
+			uint64(s[n+4])<<32 | uint64(s[n+5])<<40 | uint64(s[n+6])<<48 | uint64(s[n+7])<<56
+		// A byte's highest bit becomes set if it is below 0x20 or above 0x7e, or one of the two; or next to one that is.
+		if ((w-0x20*ones)|(w+ones)|w|((w^'"'*ones)-ones)|((w^'\\'*ones)-ones))&(0x80*ones) != 0 {
+			break
+		}
+	}
+	for n < len(s) && s[n] >= 0x20 && s[n] < 0x7f && s[n] != '"' && s[n] != '\\' {
+		n++
+	}
+	return n
+}
+
+const ones = 0x0101010101010101
 
 const hex = "0123456789abcdef"

@@ -47,7 +47,7 @@ type Options struct {
 	Controllers []string     // own region first
 	// Copies are where a node with an empty disk finds what its cell serves when no controller answers, first the nearest.
 	Copies []Copy
-	// Apply swaps the program in; required. Share is how many nodes divide the cell's limits. An error leaves the old one.
+	// Apply swaps the program in; required. Share is how many nodes the cell has. An error leaves the old one.
 	Apply func(p *program.Program, share int) error
 	// Check is the node's own test of a program before it is stored; nil = none.
 	Check func(*program.Program) error
@@ -58,8 +58,12 @@ type Options struct {
 	// Steer is told the topology when it changes, and the plan by which requests that still come are forwarded, while the
 	// own cell is evacuated and its order permits it; else plan is nil. Nil = nobody is told.
 	Steer func(topology *cells.Topology, plan *steer.Plan) error
+	// Leases settles the node's quotas over one connection to its region's controller; nil = it has none.
+	Leases func(ctx context.Context, client nodeapi.ControllerClient) error
 	// Observe fills in what the node saw since the last call: counts, latencies, gauges. Nil = nothing.
 	Observe func(now time.Time) report.Node
+	// Lent says that another process still follows targets in Dir: Boot serves from it and writes nothing. See Own.
+	Lent bool
 
 	ReportEvery time.Duration // 0 = 2 s
 	PollEvery   time.Duration // 0 = 30 s
@@ -146,14 +150,16 @@ func New(opt Options) (*Agent, error) {
 		a.shelf.state.Good = a.sortStrays(a.shelf.strays(time.Now()))
 		a.placeByTarget()
 	}
-	a.shelf.clearLeftovers()
+	if !opt.Lent {
+		a.shelf.clearLeftovers()
+	}
 	a.denied = newDenials(a, time.Now())
 	a.steer = newSteering(a)
 	a.overrides = newOverrides(a)
 	a.applied = order{a.shelf.state.Epoch, a.shelf.state.Number}
 	a.seen = a.applied
 	a.client = nodeapi.NewClient(nodeapi.Options{
-		Controllers: opt.Controllers, TLS: opt.TLS, Log: opt.Log, Hello: a.hello, PollEvery: opt.PollEvery,
+		Controllers: opt.Controllers, TLS: opt.TLS, Log: opt.Log, Hello: a.hello, PollEvery: opt.PollEvery, Leases: opt.Leases,
 		Receive: func(m *nodeapi.Down) { a.receive(m, report.SourcePush) },
 		Polled:  func(m *nodeapi.Down) { a.receive(m, report.SourcePoll) },
 	})
@@ -229,8 +235,43 @@ func (a *Agent) receive(m *nodeapi.Down, from report.Source) {
 // maxLists bounds the lists of overrides that wait; each carries every standing order, so the newest suffice.
 const maxLists = 8
 
-// Run follows the controllers until ctx ends. The node serves on meanwhile and afterwards.
+// Life is what a process that takes another's place goes on with: to those who hear its reports, the node has not restarted.
+type Life struct {
+	Boot string `json:"boot"`
+	Seq  uint64 `json:"seq"`
+}
+
+// Life is what the reports carry now. It counts as left off once Run has returned.
+func (a *Agent) Life() Life {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return Life{a.boot, a.sequence}
+}
+
+// Own ends the loan: the other process has left off, with this life, or died without telling (nil). What it has brought to
+// the disk meanwhile is served from now on.
+func (a *Agent) Own(last *Life) error {
+	now, err := openShelf(a.opt.Dir)
+	if err != nil {
+		return err
+	}
+	a.opt.Lent, a.shelf.state = false, now.state
+	a.shelf.clearLeftovers()
+	a.mu.Lock()
+	if last != nil {
+		a.boot, a.sequence = last.Boot, last.Seq
+	}
+	a.reported = time.Now()
+	a.applied = order{now.state.Epoch, now.state.Number}
+	a.seen = a.applied
+	a.mu.Unlock()
+	a.Boot()
+	return nil
+}
+
+// Run follows the controllers until ctx ends. The node serves on meanwhile and afterwards. It may be called again then.
 func (a *Agent) Run(ctx context.Context) error {
+	a.resume()
 	g, ctx := errgroup.WithContext(ctx)
 	if len(a.opt.Controllers) > 0 {
 		g.Go(func() error { return a.client.Run(ctx) })
@@ -240,6 +281,13 @@ func (a *Agent) Run(ctx context.Context) error {
 	g.Go(func() error { return a.steer.run(ctx) })
 	g.Go(func() error { return a.follow(ctx) })
 	return g.Wait()
+}
+
+// Settle keeps the quotas of exchanges that are under way settled, until ctx ends, while another process follows targets.
+func (a *Agent) Settle(ctx context.Context) {
+	if len(a.opt.Controllers) > 0 {
+		a.client.Settle(ctx)
+	}
 }
 
 // follow is the loop that owns the disk and the live program.
@@ -323,6 +371,19 @@ func (a *Agent) leave() {
 	next.Trial = &trial{slot: t.slot, Crashes: t.Crashes}
 	if err := a.shelf.save(next); err != nil {
 		a.log.Error("state not stored on exit", "error", err)
+	}
+}
+
+// resume notes that the candidate runs again, after leave.
+func (a *Agent) resume() {
+	t := a.shelf.state.Trial
+	if t == nil || t.Running {
+		return
+	}
+	next := a.shelf.state
+	next.Trial = &trial{slot: t.slot, Crashes: t.Crashes, Running: true}
+	if err := a.shelf.save(next); err != nil {
+		a.log.Error("state not stored", "error", err)
 	}
 }
 

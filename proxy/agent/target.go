@@ -294,14 +294,15 @@ func (a *Agent) serve(next *prepared, from report.Source, share int) {
 }
 
 // Boot serves the best snapshot on disk: the candidate, unless it crashed the node twice, else the newest good one that is
-// whole. Without any, the node stays not ready and waits for a controller. It must be called before Run.
+// whole. Without any, the node stays not ready and waits for a controller. It must be called before Run. What is served
+// already stays.
 func (a *Agent) Boot() {
 	now := time.Now()
 	a.denied.load(now)
 	a.steer.load()
 	a.loadOverrides(now)
 	before := a.shelf.state
-	if next := before.boot(); next.Trial != before.Trial {
+	if next := before.boot(); next.Trial != before.Trial && !a.opt.Lent {
 		if err := a.shelf.save(next); err != nil {
 			a.log.Error("the start is not noted on disk", "error", err)
 		}
@@ -311,7 +312,10 @@ func (a *Agent) Boot() {
 		faults = append(faults, fmt.Sprintf("version %d crashed this node %d times within %v of its activation", before.Trial.Version, maxTrials, a.opt.Probation))
 	}
 	for _, one := range a.shelf.slots() {
-		err := a.restore(one)
+		var err error
+		if a.live == nil || one.Manifest != a.serving {
+			err = a.restore(one)
+		}
 		if err == nil {
 			a.note(a.seen, max(one.Version, before.newest()))
 			a.loadTarget()

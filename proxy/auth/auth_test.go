@@ -427,6 +427,33 @@ func TestHitsDoNotAllocate(t *testing.T) {
 	}
 }
 
+func TestTheWayAheadOfATokenChangesNothing(t *testing.T) {
+	w, v, c := theWorld(), NewVerifier(policy()), NewCache(256)
+	token := w.sign(t, "ES256", good(), nil)
+	r := v.Verify(token, w.keys, now)
+	c.Put("acme", v, w.keys, token, r, now)
+	for steps := range 5 {
+		known, strange := c.Ahead([]byte(token)), c.Ahead([]byte("strange"))
+		for range steps {
+			known.Step()
+			strange.Step()
+		}
+		if got, ok := known.Get("acme", v, w.keys, []byte(token), now); !ok || got.Identity != r.Identity {
+			t.Errorf("after %d steps the token is not found", steps)
+		}
+		if _, ok := known.Get("acme", v, w.keys, []byte("strange"), now); ok {
+			t.Errorf("after %d steps another token passes for it", steps)
+		}
+		if _, ok := strange.Get("acme", v, w.keys, []byte("strange"), now); ok {
+			t.Errorf("after %d steps a token is found that nobody put there", steps)
+		}
+	}
+	var none Ahead
+	if none.Step(); none.Begun() {
+		t.Error("the zero way has begun")
+	}
+}
+
 func TestAPIKeysFindTheirConsumer(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var consumers []snapshot.Consumer

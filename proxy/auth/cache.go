@@ -8,7 +8,7 @@ import (
 
 const (
 	cacheWays   = 4
-	maxCacheRAM = 32 << 20 // bytes of tokens kept
+	maxCacheRAM = 32 << 20 // bytes of tokens kept, and of what they say
 )
 
 // Cache remembers what verified tokens came to, until they expire or the policy's content or the provider's keys change.
@@ -19,9 +19,11 @@ const (
 type Cache struct {
 	seed  maphash.Seed
 	mask  uint64
-	sets  [][cacheWays]atomic.Pointer[entry]
+	sets  []set
 	bytes atomic.Int64
 }
+
+type set [cacheWays]atomic.Pointer[entry]
 
 // entry is immutable. The whole token is compared, so two tokens with one hash never pass for each other.
 type entry struct {
@@ -32,6 +34,7 @@ type entry struct {
 	keys   [32]byte
 	until  int64 // Unix ns
 	result Result
+	weight int64
 }
 
 // NewCache makes a cache of at least capacity tokens.
@@ -40,16 +43,20 @@ func NewCache(capacity int) *Cache {
 	for int(n)*cacheWays < capacity && n < 1<<20 {
 		n *= 2
 	}
-	return &Cache{seed: maphash.MakeSeed(), mask: n - 1, sets: make([][cacheWays]atomic.Pointer[entry], n)}
+	return &Cache{seed: maphash.MakeSeed(), mask: n - 1, sets: make([]set, n)}
 }
 
 // Get is the result of the token under the policy for the tenant (A10), when it is known and still holds at now.
 func (c *Cache) Get(tenant string, v *Verifier, keys *Keys, token []byte, now time.Time) (Result, bool) {
-	hash := maphash.Bytes(c.seed, token)
-	set := &c.sets[hash&c.mask]
-	for i := range set {
-		e := set[i].Load()
-		if e != nil && e.hash == hash && e.token == string(token) && e.is(tenant, v, keys) && now.UnixNano() < e.until {
+	a := c.Ahead(token)
+	return a.Get(tenant, v, keys, token, now)
+}
+
+// Get is the cache's, of the token that the way has begun with.
+func (a *Ahead) Get(tenant string, v *Verifier, keys *Keys, token []byte, now time.Time) (Result, bool) {
+	for i := range a.set {
+		e := a.set[i].Load()
+		if e != nil && e.hash == a.hash && e.token == string(token) && e.is(tenant, v, keys) && now.UnixNano() < e.until {
 			return e.result, true
 		}
 	}
@@ -65,13 +72,12 @@ func (c *Cache) Put(tenant string, v *Verifier, keys *Keys, token string, r Resu
 	if r.Identity == nil {
 		return
 	}
-	hash := maphash.String(c.seed, token)
-	e := &entry{hash: hash, tenant: tenant, token: token, print: v.print, keys: keys.digest,
+	e := &entry{weight: int64(len(token) + r.Identity.weight()), hash: maphash.String(c.seed, token), tenant: tenant, token: token, print: v.print, keys: keys.digest,
 		until: r.Identity.Until.UnixNano(), result: r}
 	place, old := c.victim(e, now.UnixNano())
-	grows := int64(len(token))
+	grows := e.weight
 	if old != nil {
-		grows -= int64(len(old.token))
+		grows -= old.weight
 	}
 	if grows > 0 && c.bytes.Load()+grows > maxCacheRAM {
 		return
@@ -87,7 +93,7 @@ func (c *Cache) Forget(drop func(*Identity) bool) {
 		for j := range c.sets[i] {
 			place := &c.sets[i][j]
 			if e := place.Load(); e != nil && drop(e.result.Identity) && place.CompareAndSwap(e, nil) {
-				c.bytes.Add(-int64(len(e.token)))
+				c.bytes.Add(-e.weight)
 			}
 		}
 	}
@@ -95,7 +101,7 @@ func (c *Cache) Forget(drop func(*Identity) bool) {
 
 // victim chooses the place for e: the one that holds the same token, else an unused or expired one, else one by hash.
 func (c *Cache) victim(e *entry, now int64) (*atomic.Pointer[entry], *entry) {
-	set := &c.sets[e.hash&c.mask]
+	set := c.at(e.hash)
 	choice := &set[(e.hash>>60)%cacheWays]
 	old := choice.Load()
 	for i := range set {

@@ -29,6 +29,10 @@ type Identity struct {
 	// TokenID is the token's jti; empty when it has none.
 	TokenID string
 	Scopes  []string
-	// Until is when the credentials stop being accepted, Skew included; zero for an API key.
+	// ClientID is the application that the token was given to: client_id (RFC 9068), else azp; empty when it doesn't say.
+	ClientID string
+	// Claims are those that the verifier was told to keep, as far as the token has them.
+	Claims []Claim
+	// Until is when the credentials stop being accepted, Skew included; zero for an API key, and when nobody has said.
 	Until time.Time
 }

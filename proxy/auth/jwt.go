@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -19,8 +20,9 @@ import (
 // Verifier checks tokens under one policy. It is immutable.
 type Verifier struct {
 	policy snapshot.JWT
+	keeps  []string // claims
 	algs   []jose.SignatureAlgorithm
-	print  [sha256.Size]byte // of the policy's whole content; part of every cache key
+	print  [sha256.Size]byte // of the policy's whole content and what is kept; part of every cache key
 }
 
 // allowed are the only algorithms there are; a policy can narrow them.
@@ -31,15 +33,19 @@ func allowed() []jose.SignatureAlgorithm {
 	}
 }
 
-// NewVerifier compiles the JWT policy. An algorithm of the policy that isn't one of ours is left out.
-func NewVerifier(p snapshot.JWT) *Verifier {
-	v := &Verifier{policy: p, algs: allowed()}
+// NewVerifier compiles the JWT policy. An algorithm of the policy that isn't one of ours is left out. What rules ask for later
+// of the claims is kept with the identity.
+func NewVerifier(p snapshot.JWT, keeps ...string) *Verifier {
+	v := &Verifier{policy: p, keeps: keeps, algs: allowed()}
 	if len(p.Algorithms) > 0 {
 		v.algs = slices.DeleteFunc(v.algs, func(a jose.SignatureAlgorithm) bool { return !slices.Contains(p.Algorithms, string(a)) })
 	}
 	content, err := json.Marshal(p)
 	if err != nil {
 		content = nil // a struct of strings and numbers always encodes
+	}
+	for _, claim := range keeps {
+		content = strconv.AppendQuote(content, claim)
 	}
 	v.print = sha256.Sum256(content)
 	return v
@@ -139,33 +145,25 @@ func (v *Verifier) claims(raw []byte, now time.Time) (*Identity, reason.Reason) 
 	if m["iss"] != any(v.policy.Issuer) || !names(m["aud"], v.policy.Audience) {
 		return nil, reason.TokenInvalid
 	}
-	if why := v.times(m, id, now); why != reason.None {
+	if why := times(m, id, v.policy.MaxTokenLifetime, now); why != reason.None {
 		return nil, why
 	}
-	ok := text(m, "sub", &id.Subject)
-	if claim := v.policy.ConsumerClaim; claim != "" {
-		ok = ok && text(m, claim, &id.Consumer) && id.Consumer != ""
-	}
-	if !ok || !text(m, "jti", &id.TokenID) || !scopes(m, id) {
+	if !who(m, v.policy.ConsumerClaim, id) {
 		return nil, reason.TokenInvalid
 	}
-	for _, want := range v.policy.Scopes {
-		if !slices.Contains(id.Scopes, want) {
-			return id, reason.ScopeMissing
-		}
-	}
-	return id, reason.None
+	id.Claims = claimsOf(m, v.keeps)
+	return id, permitted(id, v.policy.Scopes)
 }
 
-// times checks exp (required), nbf, iat and the bound on exp − iat.
-func (v *Verifier) times(m map[string]any, id *Identity, now time.Time) reason.Reason {
+// times checks exp (required), nbf, iat and the bound on exp − iat, if there is one.
+func times(m map[string]any, id *Identity, most time.Duration, now time.Time) reason.Reason {
 	exp, hasExp, ok1 := date(m, "exp")
 	nbf, hasNbf, ok2 := date(m, "nbf")
 	iat, hasIat, ok3 := date(m, "iat")
 	if !hasExp || !ok1 || !ok2 || !ok3 {
 		return reason.TokenInvalid
 	}
-	if most := v.policy.MaxTokenLifetime; most > 0 && (!hasIat || exp.Sub(iat) > most || iat.After(now.Add(Skew))) {
+	if most > 0 && (!hasIat || exp.Sub(iat) > most || iat.After(now.Add(Skew))) {
 		return reason.TokenInvalid
 	}
 	id.Until = exp.Add(Skew)

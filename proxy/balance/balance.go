@@ -1,226 +1,295 @@
-// Package balance chooses one endpoint of a set: power of two choices by load and latency, round robin, or least
-// requests, with passive ejection of endpoints that fail.
+// Package balance chooses one endpoint of a set: near ones first, then by load and latency, in turn, or by a key; and it
+// takes endpoints out that fail where others don't.
 //
-//	s := balance.New(balance.P2C, n)
-//	i := s.Pick(random, tried, now)   // -1: the set is empty or all were tried
+//	s := balance.New(balance.Spec{Method: balance.P2C}, members)
+//	i := s.Pick(balance.Ask{Now: now, Random: random})   // -1: the set is empty or all were tried
 //	s.Begin(i); …; s.End(i, ok, took, now)
+//
+// Time and chance are the caller's. Endpoints have numbers, which stay as long as the set lives: one that leaves keeps its
+// number, and gets it again when it comes back.
 package balance
 
 import (
-	"math/bits"
+	"sync"
 	"sync/atomic"
 	"time"
 )
 
-// Method is how Pick chooses.
+// Method is how Pick chooses among endpoints that are equally near.
 type Method uint8
 
 // The methods. The zero value is P2C.
 const (
-	P2C Method = iota
-	RoundRobin
-	LeastRequests
+	P2C           Method = iota // the better of two at random, by load times latency (smoothed)
+	P2CPeak                     // the same with a latency that jumps up at once and sinks slowly
+	RoundRobin                  // in turn
+	LeastRequests               // the one with the fewest exchanges under way
+	Hash                        // by the key, within a bound on each one's load
 )
 
-// Parse reads a document's balance; empty is p2c.
-func Parse(s string) Method {
-	switch s {
-	case "round_robin":
-		return RoundRobin
-	case "least_requests":
-		return LeastRequests
-	}
-	return P2C
+// Spec is how a set chooses. The zero value is P2C without slow start and spilling, with the default rules of ejection.
+type Spec struct {
+	Method Method
+	// Bound is the most that hashing gives one endpoint, in percent of the mean; 0 = 125.
+	Bound int
+	// SlowStart is how long an endpoint that is new, or in again, gets less than its part; 0 = not at all.
+	SlowStart time.Duration
+	// Places are how many exchanges all endpoints together are good for at a time, each for its part. A tier that fills up
+	// spills to the next; 0 = never.
+	Places int
+	// Outlier are the rules of ejection.
+	Outlier Outlier
 }
 
-// The rules of passive ejection (I3).
-const (
-	FailuresToEject = 5
-	EjectFor        = 30 * time.Second
-	maxEjections    = 10 // 30 s × n, n ≤ 10
-	// When the rest of the set fails too, it isn't the endpoint: then only a run this long convicts.
-	failuresInStorm = 25
-	stormShare      = fixedOne / 20
-)
+// Member is what a set knows of an endpoint from outside.
+type Member struct {
+	// ID is the same on every node: keys are hashed with it.
+	ID uint64
+	// Tier is how far it is: 0 near, Tiers-1 far.
+	Tier int
+	// Slice is the part of the set that it belongs to, of at most Slices.
+	Slice int
+}
 
+// Bounds of a set.
 const (
-	fixedOne = 1 << 16 // failure ratios are in 1/65536
-	ewmaBits = 4       // each result weighs 1/16
+	Tiers  = 3
+	Slices = 64
+	// MaxMembers are the numbers that a set can give.
+	MaxMembers = 4096
 )
 
 // Set is the live state of an upstream's endpoints. Its methods may be called from many goroutines; the counters are
 // approximate under races, which a choice by comparison tolerates.
 type Set struct {
-	method Method
-	next   atomic.Uint64
-	all    []*endpoint
+	spec      Spec
+	next      atomic.Uint64
+	load      [Tiers]atomic.Int64 // exchanges under way
+	bars      [Slices]atomic.Int64
+	ejections atomic.Uint64
+	news      *atomic.Uint64 // counts what makes a view old; shared with the sets that share endpoints
+	now       atomic.Pointer[view]
+	mu        sync.Mutex // of changes to the view
 }
 
+// endpoint is what is known of one. Sets of one upstream share it. What every exchange touches lies on one cache line.
 type endpoint struct {
-	inflight  atomic.Int64
-	latency   atomic.Int64 // nanoseconds, moving average of successes
-	failing   atomic.Int64 // moving failure ratio, 0…fixedOne
-	streak    atomic.Int64 // consecutive failures
-	ejections atomic.Int64
-	until     atomic.Int64 // unix nanoseconds; ejected before that
-	_         [16]byte     // endpoints don't share a cache line: an allocation of 64 bytes is aligned to them
+	inflight atomic.Int32
+	failing  atomic.Int32 // moving failure ratio, 0…fixedOne
+	streak   atomic.Int32 // consecutive failures
+	recent   window
+	latency  atomic.Int64 // nanoseconds, moving average of successes
+	told     atomic.Int64 // unix nanoseconds of the last result
+	since    atomic.Int64 // unix nanoseconds; it is being started slowly from then
+	until    atomic.Int64 // unix nanoseconds; ejected before that
+
+	out    ejection
+	before window // the five seconds ahead of recent
+	down   atomic.Bool
+	_      [40]byte // endpoints don't share a line: an allocation of 128 bytes is aligned to them
 }
 
-// New makes a set of n endpoints, all in.
-func New(m Method, n int) *Set {
-	s := &Set{method: m, all: make([]*endpoint, n)}
-	for i := range s.all {
-		s.all[i] = new(endpoint)
+// New makes a set of these endpoints, all in. They are not new in the sense of SlowStart: a set that begins has no others.
+func New(spec Spec, members []Member) *Set {
+	s := &Set{spec: spec, news: new(atomic.Uint64)}
+	s.spec.Outlier = spec.Outlier.orDefault()
+	v := &view{}
+	for _, m := range members {
+		v.add(m, new(endpoint))
 	}
+	s.now.Store(v.judge(s, 0))
 	return s
 }
 
 // Adopt makes endpoint i of s and endpoint j of from the same one: what is known of it, and its requests in flight, are
 // shared from then on. Call it before s is used.
-func (s *Set) Adopt(i int, from *Set, j int) { s.all[i] = from.all[j] }
-
-// Pick chooses an endpoint that is neither ejected nor in tried (a bit per index, the first 64); random is any 64 random
-// bits. When all untried ones are ejected it chooses among those. -1 means that nothing is left.
-func (s *Set) Pick(random, tried uint64, now time.Time) int {
-	if i := s.pick(random, tried, now.UnixNano()); i >= 0 {
-		return i
-	}
-	return s.pick(random, tried, 1<<62)
+func (s *Set) Adopt(i int, from *Set, j int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v := s.now.Load().clone()
+	v.all[i] = from.now.Load().all[j]
+	s.news = from.news
+	s.now.Store(v.judge(s, 0))
 }
 
-func (s *Set) pick(random, tried uint64, now int64) int {
-	n := uint64(len(s.all))
-	if n == 0 {
+// Grow adds an endpoint, at now, and gives its number; -1 = there are no more numbers.
+func (s *Set) Grow(m Member, now time.Time) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v := s.now.Load()
+	if len(v.all) >= MaxMembers {
 		return -1
 	}
-	switch s.method {
-	case RoundRobin:
-		return s.from(s.next.Add(1)%n, tried, now)
-	case LeastRequests:
-		return s.least(random%n, tried, now)
-	}
-	hi, lo := bits.Mul64(random, n)
-	a := s.from(hi, tried, now)
-	if a < 0 || n == 1 {
-		return a
-	}
-	step, _ := bits.Mul64(lo, n-1)
-	b := s.from((uint64(a)+1+step)%n, tried, now)
-	if b < 0 || s.score(b) >= s.score(a) {
-		return a
-	}
-	return b
+	v = v.clone()
+	e := new(endpoint)
+	e.since.Store(now.UnixNano())
+	v.add(m, e)
+	s.now.Store(v.judge(s, now.UnixNano()))
+	return len(v.all) - 1
 }
 
-// from is the first usable endpoint at or after i.
-func (s *Set) from(i, tried uint64, now int64) int {
-	n := uint64(len(s.all))
-	for range n {
-		if (i >= 64 || tried>>i&1 == 0) && s.all[i].until.Load() <= now {
-			return int(i)
+// Replace adds an endpoint, at now, under the number of one that has left for so long, with nothing under way, and that free
+// doesn't object to. put is called before anybody hears of the number; -1 = there is none.
+func (s *Set) Replace(m Member, gone time.Duration, now time.Time, free func(i int) bool, put func(i int)) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v := s.now.Load()
+	before := now.Add(-gone).UnixNano()
+	for i, e := range v.all {
+		if v.seats[i].in || v.seats[i].left > before || e.inflight.Load() != 0 || e.told.Load() > before || !free(i) {
+			continue
 		}
-		i = (i + 1) % n
+		put(i)
+		v = v.clone()
+		v.all[i], v.seats[i] = new(endpoint), seat{clamp(m), true, 0}
+		v.all[i].since.Store(now.UnixNano())
+		s.now.Store(v.judge(s, now.UnixNano()))
+		return i
 	}
 	return -1
 }
 
-func (s *Set) least(start, tried uint64, now int64) int {
-	best, n := -1, uint64(len(s.all))
-	for k := range n {
-		i := (start + k) % n
-		if i < 64 && tried>>i&1 == 1 || s.all[i].until.Load() > now {
-			continue
-		}
-		if best < 0 || s.all[i].inflight.Load() < s.all[best].inflight.Load() {
-			best = int(i)
-		}
-	}
-	return best
-}
+// In says whether the endpoint belongs to the set.
+func (s *Set) In(i int) bool { return s.now.Load().seats[i].in }
 
-// score is expected waiting: load times latency. Failing makes an endpoint dearer, up to 64-fold, so that one that
-// fails fast does not attract traffic; a run of failures counts as half the weight and less.
-func (s *Set) score(i int) float64 {
-	e := s.all[i]
-	cost := float64(e.inflight.Load()+1) * float64(max(e.latency.Load(), int64(time.Millisecond)))
-	cost *= 1 + 15*float64(e.failing.Load())/fixedOne
-	if e.streak.Load() >= FailuresToEject {
-		cost *= 4
+// Have says which endpoints belong to the set, by number. One that comes back is started slowly.
+func (s *Set) Have(in func(i int) bool, now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v := s.now.Load().clone()
+	for i := range v.seats {
+		was := v.seats[i].in
+		v.seats[i].in = in(i)
+		switch {
+		case v.seats[i].in && !was:
+			v.all[i].since.Store(now.UnixNano())
+		case was && !v.seats[i].in:
+			v.seats[i].left = now.UnixNano()
+		}
 	}
-	return cost
+	s.now.Store(v.judge(s, now.UnixNano()))
 }
 
 // Begin counts an attempt at i as in flight.
-func (s *Set) Begin(i int) { s.all[i].inflight.Add(1) }
+func (s *Set) Begin(i int) {
+	v := s.now.Load()
+	v.all[i].inflight.Add(1)
+	s.load[v.seats[i].Tier].Add(1)
+}
 
 // Cancel takes an attempt back that says nothing about the endpoint: the client left, or the gateway had no room.
-func (s *Set) Cancel(i int) { s.all[i].inflight.Add(-1) }
+func (s *Set) Cancel(i int) { s.leave(i) }
+
+func (s *Set) leave(i int) *endpoint {
+	v := s.now.Load()
+	v.all[i].inflight.Add(-1)
+	s.load[v.seats[i].Tier].Add(-1)
+	return v.all[i]
+}
 
 // End finishes an attempt at i that began took ago: ok unless the connection failed or the answer was a 5xx. It says whether
 // the endpoint was ejected by it.
 func (s *Set) End(i int, ok bool, took time.Duration, now time.Time) (ejected bool) {
-	e := s.all[i]
-	e.inflight.Add(-1)
-	if ok {
-		e.readmit(now.UnixNano(), int64(took))
+	e, at := s.leave(i), now.UnixNano()
+	e.count(ok, at)
+	if !ok {
+		e.fail(fixedOne)
+		e.told.Store(at)
+		e.streak.Add(1)
+		return s.convict(i, e, at)
+	}
+	if e.readmit(at, int64(took)) {
+		e.since.Store(at)
+		s.news.Add(1)
+	}
+	if e.streak.Load() != 0 {
 		e.streak.Store(0)
-		average(&e.failing, 0)
-		if e.latency.Load() == 0 {
-			e.latency.Store(int64(took))
+	}
+	e.fail(0)
+	e.learn(s.spec.Method == P2CPeak, int64(took), at)
+	e.told.Store(at)
+	return false
+}
+
+const (
+	fixedOne = 1 << 16 // failure ratios are in 1/65536
+	ewmaBits = 4       // each result weighs 1/16
+	// memory is how fast old results lose their weight: after this time without a new one, half of it.
+	memory = 10 * time.Second
+)
+
+func (e *endpoint) fail(v int32) {
+	old := e.failing.Load()
+	if next := old + (v-old)>>ewmaBits; next != old { // a store that says nothing new costs as much as another
+		e.failing.Store(next)
+	}
+}
+
+// learn takes in how long a success took. By the peak rule a slower one counts at once, and a faster one by the time that
+// has passed, so that an endpoint which begins to stall is left alone after its first slow answer.
+func (e *endpoint) learn(peak bool, took, now int64) {
+	old := e.latency.Load()
+	switch {
+	case old == 0, peak && took > old:
+		e.latency.Store(took)
+	case peak:
+		e.latency.Store(old + int64(float64(took-old)*(1-faded(now-e.told.Load()))))
+	default:
+		e.latency.Store(old + (took-old)>>ewmaBits)
+	}
+}
+
+// faded is what is left of the weight of something that is so old, in nanoseconds.
+func faded(age int64) float64 {
+	if age <= 0 {
+		return 1
+	}
+	return float64(memory) / float64(int64(memory)+age)
+}
+
+// cost is expected waiting: load times latency, less the longer nothing was heard, so that who was slow once is tried again.
+// Failing makes an endpoint dearer, up to 16-fold, so that one that fails fast does not attract traffic; a run of failures
+// halves its weight on top (I3), and so does starting slowly.
+func (s *Set) cost(e *endpoint, now int64) float64 {
+	left := faded(now - e.told.Load())
+	cost := float64(e.inflight.Load()+1) * max(float64(e.latency.Load())*left, float64(time.Millisecond))
+	cost *= 1 + 15*left*float64(e.failing.Load())/fixedOne
+	return cost / s.weight(e, now)
+}
+
+// weight is the part that an endpoint gets of what it would get otherwise: from a tenth up to 1 while it starts slowly, half
+// after a run of failures.
+func (s *Set) weight(e *endpoint, now int64) float64 {
+	w := 1.0
+	if since := e.since.Load(); since > 0 && s.spec.SlowStart > 0 {
+		if age := now - since; age < int64(s.spec.SlowStart) {
+			w = max(0.1, float64(age)/float64(s.spec.SlowStart))
 		}
-		average(&e.latency, int64(took))
-		return false
 	}
-	average(&e.failing, fixedOne)
-	if run := e.streak.Add(1); run < FailuresToEject || run < failuresInStorm && s.storm(i) {
-		return false
+	if int(e.streak.Load()) >= s.spec.Outlier.Consecutive {
+		w /= 2
 	}
-	return s.eject(i, now.UnixNano())
+	return w
 }
 
-func average(a *atomic.Int64, v int64) {
-	old := a.Load()
-	a.Store(old + (v-old)>>ewmaBits)
-}
-
-// storm says whether the rest of the set fails as well.
-func (s *Set) storm(but int) bool {
-	var sum int64
-	for i := range s.all {
-		if i != but {
-			sum += s.all[i].failing.Load()
+// Failing says for how many endpoints of the slice the last result was a failure, and how many it has. One that is out counts
+// as failing.
+func (s *Set) Failing(slice int, now time.Time) (failing, all int) {
+	v := s.now.Load()
+	for i, seat := range v.seats {
+		if !seat.in || seat.Slice != slice {
+			continue
+		}
+		all++
+		if e := v.all[i]; e.streak.Load() > 0 || e.until.Load() > now.UnixNano() {
+			failing++
 		}
 	}
-	return sum > stormShare*int64(len(s.all)-1)
+	return failing, all
 }
 
-// eject takes i out unless more than half of the set would be out then.
-func (s *Set) eject(i int, now int64) bool {
-	out := 1
-	for j := range s.all {
-		if j != i && s.all[j].until.Load() > now {
-			out++
-		}
-	}
-	e := s.all[i]
-	if out*2 > len(s.all) || e.until.Load() > now {
-		return false
-	}
-	n := min(e.ejections.Add(1), maxEjections)
-	e.until.Store(now + n*int64(EjectFor))
-	e.streak.Store(0)
-	return true
-}
+// Slice is the slice of i.
+func (s *Set) Slice(i int) int { return s.now.Load().seats[i].Slice }
 
-// readmit ends an ejection when an attempt that began during it has succeeded: with the rest of the set failing, it was the
-// last resort, and there is nothing to wait for.
-func (e *endpoint) readmit(now, took int64) {
-	until := e.until.Load()
-	ejected := until - min(e.ejections.Load(), maxEjections)*int64(EjectFor)
-	if until > now && now-took >= ejected {
-		e.until.CompareAndSwap(until, now)
-	}
-}
-
-// Ejected says whether i is out at now.
-func (s *Set) Ejected(i int, now time.Time) bool { return s.all[i].until.Load() > now.UnixNano() }
+// Len is how many numbers were given.
+func (s *Set) Len() int { return len(s.now.Load().all) }

@@ -10,6 +10,11 @@ import (
 
 var start = time.Unix(1e9, 0)
 
+// of makes a set of n endpoints that are all near.
+func of(m Method, n int) *Set { return New(Spec{Method: m}, make([]Member, n)) }
+
+func ask(random uint64, now time.Time) Ask { return Ask{Random: random, Now: now} }
+
 func fail(s *Set, i, n int, now time.Time) (ejected bool) {
 	for range n {
 		s.Begin(i)
@@ -19,7 +24,7 @@ func fail(s *Set, i, n int, now time.Time) (ejected bool) {
 }
 
 func TestFiveConsecutiveFailuresEjectForGrowingTimes(t *testing.T) {
-	s, now := New(P2C, 4), start
+	s, now := of(P2C, 4), start
 	for n := 1; n <= 3; n++ {
 		if fail(s, 2, FailuresToEject-1, now) {
 			t.Fatal("ejected before the fifth failure")
@@ -32,7 +37,7 @@ func TestFiveConsecutiveFailuresEjectForGrowingTimes(t *testing.T) {
 			t.Fatalf("round %d: not out for exactly %v", n, until)
 		}
 		for r := range 100 {
-			if s.Pick(rand.Uint64(), 0, now.Add(time.Duration(r)*time.Millisecond)) == 2 {
+			if s.Pick(ask(rand.Uint64(), now.Add(time.Duration(r)*time.Millisecond))) == 2 {
 				t.Fatal("an ejected endpoint was picked")
 			}
 		}
@@ -41,7 +46,7 @@ func TestFiveConsecutiveFailuresEjectForGrowingTimes(t *testing.T) {
 }
 
 func TestASuccessEndsTheRunOfFailures(t *testing.T) {
-	s := New(P2C, 4)
+	s := New(Spec{Outlier: Outlier{Rate: 100}}, make([]Member, 4))
 	for range 20 {
 		fail(s, 1, FailuresToEject-1, start)
 		s.Begin(1)
@@ -55,7 +60,7 @@ func TestASuccessEndsTheRunOfFailures(t *testing.T) {
 func TestNeverMoreThanHalfIsEjected(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(1, 9).Draw(t, "n")
-		s := New(P2C, n)
+		s := of(P2C, n)
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
 			fail(s, rapid.IntRange(0, n-1).Draw(t, "i"), 30, start)
 		}
@@ -68,7 +73,7 @@ func TestNeverMoreThanHalfIsEjected(t *testing.T) {
 		if out*2 > n {
 			t.Fatalf("%d of %d are out", out, n)
 		}
-		if s.Pick(7, 0, start) < 0 {
+		if s.Pick(ask(7, start)) < 0 {
 			t.Fatal("nothing left to pick")
 		}
 	})
@@ -77,7 +82,7 @@ func TestNeverMoreThanHalfIsEjected(t *testing.T) {
 // One of two endpoints restarts, and the other one dies soon after: what still counts as ejected is the last resort, and is
 // in again with its first success. What had begun before the ejection proves nothing.
 func TestASuccessDuringAnEjectionEndsIt(t *testing.T) {
-	s := New(P2C, 2)
+	s := of(P2C, 2)
 	fail(s, 1, FailuresToEject, start)
 	now := start.Add(2 * time.Second)
 	s.Begin(1)
@@ -85,7 +90,9 @@ func TestASuccessDuringAnEjectionEndsIt(t *testing.T) {
 	if !s.Ejected(1, now) {
 		t.Fatal("an answer to a request from before the ejection ended it")
 	}
-	if i := s.Pick(7, 1<<0, now); i != 1 {
+	a := ask(7, now)
+	a.Tried.Add(0)
+	if i := s.Pick(a); i != 1 {
 		t.Fatalf("with 0 tried the last resort is %d", i)
 	}
 	s.Begin(1)
@@ -93,12 +100,12 @@ func TestASuccessDuringAnEjectionEndsIt(t *testing.T) {
 	if s.Ejected(1, now) {
 		t.Fatal("it answers, and stays ejected")
 	}
-	fail(s, 0, failuresInStorm, now)
+	fail(s, 0, stormFactor*FailuresToEject, now)
 	if !s.Ejected(0, now) {
 		t.Fatal("the one that died can't be ejected")
 	}
-	fail(s, 1, failuresInStorm, now)
-	fail(s, 1, failuresInStorm, now.Add(EjectFor))
+	fail(s, 1, stormFactor*FailuresToEject, now)
+	fail(s, 1, stormFactor*FailuresToEject, now.Add(EjectFor))
 	if !s.Ejected(1, now.Add(2*EjectFor)) {
 		t.Fatal("the second ejection is no longer than the first")
 	}
@@ -106,9 +113,9 @@ func TestASuccessDuringAnEjectionEndsIt(t *testing.T) {
 
 func TestABlipOfEveryFifthAnswerOnAllEjectsNone(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
-	s, now := New(P2C, 6), start
+	s, now := of(P2C, 6), start
 	for range 20000 {
-		i := s.Pick(r.Uint64(), 0, now)
+		i := s.Pick(ask(r.Uint64(), now))
 		s.Begin(i)
 		if s.End(i, r.IntN(5) > 0, time.Millisecond, now) {
 			t.Fatal("an endpoint was ejected for what all did")
@@ -120,9 +127,9 @@ func TestABlipOfEveryFifthAnswerOnAllEjectsNone(t *testing.T) {
 func TestAFastFailingEndpointAttractsNoTraffic(t *testing.T) {
 	for _, n := range []int{2, 3} {
 		r := rand.New(rand.NewPCG(3, 4))
-		s, now, hits := New(P2C, n), start, 0
+		s, now, hits := of(P2C, n), start, 0
 		for range 2000 {
-			i := s.Pick(r.Uint64(), 0, now)
+			i := s.Pick(ask(r.Uint64(), now))
 			s.Begin(i)
 			took := 10 * time.Millisecond
 			if i == 0 {
@@ -140,44 +147,48 @@ func TestAFastFailingEndpointAttractsNoTraffic(t *testing.T) {
 
 func TestP2CPrefersTheLessLoaded(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
-	s := New(P2C, 2)
+	s := of(P2C, 2)
 	for range 50 {
 		s.Begin(0)
 	}
 	for range 100 {
-		if s.Pick(r.Uint64(), 0, start) != 1 {
+		if s.Pick(ask(r.Uint64(), start)) != 1 {
 			t.Fatal("the loaded endpoint was picked")
 		}
 	}
 }
 
 func TestTriedEndpointsAreNotPickedAgain(t *testing.T) {
-	for _, m := range []Method{P2C, RoundRobin, LeastRequests} {
-		s := New(m, 3)
-		var tried uint64
+	for _, m := range methods() {
+		s, a := of(m, 3), ask(0, start)
 		for range 3 {
-			i := s.Pick(rand.Uint64(), tried, start)
-			if i < 0 || tried>>i&1 == 1 {
-				t.Fatalf("method %d picked %d with %b tried", m, i, tried)
+			a.Random, a.Key = rand.Uint64(), rand.Uint64()
+			i := s.Pick(a)
+			if i < 0 || a.Tried.Has(i) {
+				t.Fatalf("method %d picked %d with %v tried", m, i, a.Tried)
 			}
-			tried |= 1 << i
+			a.Tried.Add(i)
 		}
-		if i := s.Pick(rand.Uint64(), tried, start); i >= 0 {
+		if i := s.Pick(a); i >= 0 {
 			t.Fatalf("method %d picked %d although all were tried", m, i)
 		}
-	}
-	if New(P2C, 0).Pick(1, 0, start) != -1 {
-		t.Fatal("an empty set gave an endpoint")
+		if of(m, 0).Pick(ask(1, start)) != -1 {
+			t.Fatal("an empty set gave an endpoint")
+		}
 	}
 }
 
 func TestPickAllocatesNothing(t *testing.T) {
-	s := New(P2C, 8)
-	if n := testing.AllocsPerRun(1000, func() {
-		i := s.Pick(rand.Uint64(), 0, start)
-		s.Begin(i)
-		s.End(i, true, time.Millisecond, start)
-	}); n != 0 {
-		t.Fatalf("%v allocations", n)
+	for _, m := range methods() {
+		s := of(m, 8)
+		if n := testing.AllocsPerRun(1000, func() {
+			a := ask(rand.Uint64(), start)
+			a.Key = a.Random
+			i := s.Pick(a)
+			s.Begin(i)
+			s.End(i, true, time.Millisecond, start)
+		}); n != 0 {
+			t.Fatalf("method %d: %v allocations", m, n)
+		}
 	}
 }

@@ -4,14 +4,16 @@ package callers
 
 import (
 	"bytes"
-	"net/netip"
 	"sync/atomic"
 	"time"
 
 	"github.com/cellgate/cellgate/denylist"
 	"github.com/cellgate/cellgate/proxy"
+	"github.com/cellgate/cellgate/proxy/ask"
 	"github.com/cellgate/cellgate/proxy/auth"
 	"github.com/cellgate/cellgate/proxy/limit"
+	"github.com/cellgate/cellgate/proxy/memo"
+	"github.com/cellgate/cellgate/proxy/secrets"
 	"github.com/cellgate/cellgate/reason"
 	"github.com/cellgate/cellgate/snapshot"
 )
@@ -37,26 +39,50 @@ type Authenticator struct {
 	budget limit.Limit
 	start  time.Time
 	denied atomic.Pointer[denylist.Set]
+	tokens opaqueTokens
+	opened *memo.Table[auth.Result] // cookies of sessions
 }
 
 var _ proxy.Authenticator = (*Authenticator)(nil)
 
-// NewAuthenticator takes the providers' keys. A source may send 20 bad signatures a second, 100 at once, before the
+// Sources are what an Authenticator asks. One that is nil has nothing: policies that need it answer auth_unavailable.
+type Sources struct {
+	Keys     KeySets
+	Services *ask.Services
+	Secrets  *secrets.Store
+}
+
+// NewAuthenticator takes what is asked. A source may send 20 bad signatures a second, 100 at once, before the
 // tokens of it that are not known yet are refused without computing a signature; loopback is exempt.
-func NewAuthenticator(keys KeySets, start time.Time) *Authenticator {
-	return &Authenticator{keys: keys, cache: auth.NewCache(tokens), forged: limit.New(sources), budget: limit.PerSecond(20, 100), start: start}
+func NewAuthenticator(from Sources, start time.Time) *Authenticator {
+	return &Authenticator{keys: from.Keys, tokens: newOpaqueTokens(from.Services, from.Secrets), opened: newSessions(), cache: auth.NewCache(tokens), forged: limit.New(sources), budget: limit.PerSecond(20, 100), start: start}
 }
 
 // Authenticate implements proxy.Authenticator.
 func (a *Authenticator) Authenticate(c *proxy.Credentials, id *proxy.Identity, now time.Time) (reason.Reason, <-chan struct{}) {
 	*id = proxy.Identity{}
 	switch {
+	case c.Caller != nil:
+		return a.admit(c, id, auth.Result{Identity: c.Caller}), nil
 	case c.Policy.JWT != nil:
 		return a.token(c, id, now)
 	case c.Policy.APIKey != nil:
 		return a.key(c, id), nil
+	case c.Policy.Introspection != nil:
+		return a.opaque(c, id, now)
+	case c.Policy.Session != nil:
+		return a.session(c, id, now), nil
 	}
 	return reason.AuthUnavailable, nil
+}
+
+// Foresee implements proxy.Authenticator.
+func (a *Authenticator) Foresee(c *proxy.Credentials) {
+	if c.Ahead.Begun() {
+		c.Ahead.Step()
+	} else if token, ok := bearer(c.Authorization); ok {
+		c.Ahead = a.cache.Ahead(token)
+	}
 }
 
 // key takes the API key from X-API-Key or from "Bearer cg_…"; two that differ are invalid.
@@ -98,20 +124,18 @@ func (a *Authenticator) token(c *proxy.Credentials, id *proxy.Identity, now time
 	if keys == nil {
 		return reason.AuthUnavailable, a.keys.Refetch(c.Policy.JWT.JWKS)
 	}
-	r, known := a.cache.Get(c.Tenant, v, keys, token, now)
+	if !c.Ahead.Begun() {
+		c.Ahead = a.cache.Ahead(token)
+	}
+	r, known := c.Ahead.Get(c.Tenant, v, keys, token, now)
 	if c.Fresh = !known; !known {
 		r = a.verify(c, v, keys, string(token), now)
 	}
-	if r.Identity != nil {
-		id.User, id.Consumer, id.Issuer = r.Identity.Subject, r.Identity.Consumer, r.Identity.Issuer
-	}
-	if a.shutOut(r.Identity) {
-		return reason.Denied, nil
-	}
+	why := a.admit(c, id, r)
 	if r.UnknownKey {
-		return r.Reason, a.keys.Refetch(c.Policy.JWT.JWKS)
+		return why, a.keys.Refetch(c.Policy.JWT.JWKS)
 	}
-	return r.Reason, nil
+	return why, nil
 }
 
 // Deny replaces the list of callers that are refused, and forgets what was remembered of them. It holds from the next
@@ -120,6 +144,8 @@ func (a *Authenticator) Deny(set *denylist.Set) {
 	a.denied.Store(set)
 	if set != nil {
 		a.cache.Forget(a.shutOut)
+		a.opened.Forget(func(r *auth.Result) bool { return a.shutOut(r.Identity) })
+		a.tokens.granted.Forget(func(g **grant) bool { return a.shutOut((*g).result.Identity) })
 	}
 }
 
@@ -131,7 +157,7 @@ func (a *Authenticator) shutOut(id *auth.Identity) bool {
 
 // verify does the work for a token that is not known yet, within the bad-signature budget of its source.
 func (a *Authenticator) verify(c *proxy.Credentials, v *auth.Verifier, keys *auth.Keys, token string, now time.Time) auth.Result {
-	source := a.forged.Key(limit.Forgery, "", "", prefix(c.Peer))
+	source := a.forged.Key(limit.Forgery, "", "", ask.Prefix(c.Peer))
 	at := now.Sub(a.start).Nanoseconds()
 	if a.forged.Refuses(source, a.budget, at) && !c.Peer.Unmap().IsLoopback() {
 		return auth.Result{Reason: reason.TokenInvalid}
@@ -142,21 +168,6 @@ func (a *Authenticator) verify(c *proxy.Credentials, v *auth.Verifier, keys *aut
 	}
 	a.cache.Put(c.Tenant, v, keys, token, r, now)
 	return r
-}
-
-// prefix is what one source is charged as: an IPv4 address or an IPv6 /64.
-func prefix(peer netip.Addr) string {
-	peer = peer.Unmap().WithZone("")
-	bits := 64
-	if peer.Is4() {
-		bits = 32
-	}
-	p, err := peer.Prefix(bits)
-	if err != nil {
-		return ""
-	}
-	b := p.Addr().As16()
-	return string(b[:])
 }
 
 // bearer takes the token out of an Authorization header (RFC 6750 section 2.1; the scheme in any case).

@@ -14,6 +14,7 @@ import (
 	"github.com/cellgate/cellgate/proxy"
 	"github.com/cellgate/cellgate/proxy/auth"
 	"github.com/cellgate/cellgate/proxy/program"
+	"github.com/cellgate/cellgate/quota"
 	"github.com/cellgate/cellgate/reason"
 	"github.com/cellgate/cellgate/snapshot"
 )
@@ -73,7 +74,7 @@ func (i issuer) token(kid string, expires time.Time) []byte {
 
 func TestCredentialsComeToAnIdentityOrAReason(t *testing.T) {
 	p, i := theProgram(t), newIssuer(t)
-	a := NewAuthenticator(&provider{keys: i.keys}, start)
+	a := NewAuthenticator(Sources{Keys: &provider{keys: i.keys}}, start)
 	now := start.Add(time.Second)
 	good := i.token("k", now.Add(time.Hour))
 	for name, c := range map[string]struct {
@@ -100,9 +101,13 @@ func TestCredentialsComeToAnIdentityOrAReason(t *testing.T) {
 		"wrong key":          {2, nil, []byte("cg_wrong"), reason.KeyInvalid, proxy.Identity{}},
 		"empty key":          {2, nil, []byte{}, reason.KeyInvalid, proxy.Identity{}},
 	} {
-		id := proxy.Identity{User: "left over"}
+		id := proxy.Identity{User: "left over", Facts: &auth.Identity{}}
 		why, wait := a.Authenticate(&proxy.Credentials{Program: p, Policy: &p.Policies[c.policy], Tenant: "acme",
 			Authorization: c.authorization, APIKey: c.key}, &id, now)
+		if (id.Facts != nil) != (id.User != "") {
+			t.Errorf("%s: facts %v", name, id.Facts)
+		}
+		id.Facts = nil
 		if why != c.want || id != c.id || wait != nil {
 			t.Errorf("%s: %v %+v", name, why, id)
 		}
@@ -112,7 +117,7 @@ func TestCredentialsComeToAnIdentityOrAReason(t *testing.T) {
 func TestUnknownKeysWaitAndMissingKeySetsAre503(t *testing.T) {
 	p, i := theProgram(t), newIssuer(t)
 	src := &provider{keys: i.keys, wait: make(chan struct{})}
-	a := NewAuthenticator(src, start)
+	a := NewAuthenticator(Sources{Keys: src}, start)
 	now := start.Add(time.Second)
 	ask := func(token []byte) (reason.Reason, <-chan struct{}) {
 		var id proxy.Identity
@@ -136,7 +141,7 @@ func TestUnknownKeysWaitAndMissingKeySetsAre503(t *testing.T) {
 
 func TestBadSignaturesAreBoundedPerSource(t *testing.T) {
 	p, i, stranger := theProgram(t), newIssuer(t), newIssuer(t)
-	a := NewAuthenticator(&provider{keys: i.keys}, start)
+	a := NewAuthenticator(Sources{Keys: &provider{keys: i.keys}}, start)
 	now := start.Add(time.Second)
 	ask := func(token []byte, peer string) reason.Reason {
 		var id proxy.Identity
@@ -161,16 +166,16 @@ func TestBadSignaturesAreBoundedPerSource(t *testing.T) {
 
 func TestAKnownCallerCostsNoAllocation(t *testing.T) {
 	p, i := theProgram(t), newIssuer(t)
-	a, l := NewAuthenticator(&provider{keys: i.keys}, start), NewLimiter(start)
+	a, l := NewAuthenticator(Sources{Keys: &provider{keys: i.keys}}, start), NewLimiter(start)
 	now := start.Add(time.Second)
 	c := &proxy.Credentials{Program: p, Policy: &p.Policies[1], Tenant: "acme", Authorization: i.token("k", now.Add(time.Hour))}
 	var id proxy.Identity
 	claims := []proxy.Claim{
-		{Key: proxy.LimitKey{Tenant: "acme", Kind: reason.RateTenant, Route: "r"}, Rate: 1e9, Burst: 1e9},
-		{Key: proxy.LimitKey{Tenant: "acme", Kind: reason.RateUser, Route: "r", Caller: "alice"}, Rate: 1e9, Burst: 1e9},
+		{Key: proxy.LimitKey{Tenant: "acme", Kind: reason.RateTenant, Route: "r"}, Limit: quota.Limit{Rate: 1e9, Burst: 1e9}},
+		{Key: proxy.LimitKey{Tenant: "acme", Kind: reason.RateUser, Route: "r", Caller: "alice"}, Limit: quota.Limit{Rate: 1e9, Burst: 1e9}},
 	}
 	if n := testing.AllocsPerRun(1000, func() {
-		if why, _ := a.Authenticate(c, &id, now); why != reason.None || l.Take(claims, now) != -1 {
+		if why, _ := a.Authenticate(c, &id, now); why != reason.None || take(l, claims, now) != -1 {
 			t.Fatal("refused")
 		}
 	}); n != 0 {
@@ -178,30 +183,84 @@ func TestAKnownCallerCostsNoAllocation(t *testing.T) {
 	}
 }
 
-func TestAllClaimsAreTakenOrNone(t *testing.T) {
-	l, now := NewLimiter(start), start.Add(time.Second)
-	claims := []proxy.Claim{
-		{Key: proxy.LimitKey{Tenant: "acme", Kind: reason.RateTenant, Route: "r"}, Rate: 1, Burst: 3},
-		{Key: proxy.LimitKey{Tenant: "acme", Kind: reason.RateUser, Route: "r", Caller: "alice"}, Rate: 1, Burst: 2},
+// take asks a limiter whose answer is there at once.
+func take(l *Limiter, claims []proxy.Claim, now time.Time) int {
+	l.Aim(claims)
+	i, wait := l.Take(claims, 0, now)
+	if wait != nil {
+		return len(claims)
 	}
-	for i, want := range []int{-1, -1, 1, 1} {
-		if got := l.Take(claims, now); got != want {
+	return i
+}
+
+func TestASharedLimitCostsNoAllocationAndGivesBackWhatAnotherRefused(t *testing.T) {
+	l, now := NewShared(start), start.Add(time.Second)
+	claims := []proxy.Claim{
+		{Key: proxy.LimitKey{Tenant: "acme", Kind: reason.RateTenant, Route: "r"}, Limit: quota.Limit{Rate: 1e9, Burst: 1e9}},
+		{Key: proxy.LimitKey{Tenant: "acme", Kind: reason.QuotaConsumer, Caller: "c"}, Limit: quota.PerDay(1 << 50)},
+		{Key: proxy.LimitKey{Tenant: "acme", Kind: reason.RateUser, Route: "r", Caller: "alice"}, Limit: quota.Limit{Rate: 1e9, Burst: 1e9}},
+	}
+	if n := testing.AllocsPerRun(1000, func() {
+		now = now.Add(time.Second)
+		if take(l, claims, now) != -1 {
+			t.Fatal("refused")
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+	claims[0].Limit = quota.Limit{Rate: 1, Burst: 1, Strict: true} // its service is lost
+	if got := take(l, claims, now); got != 0 || claims[0].RetryAfter <= 0 {
+		t.Errorf("refused by %d: %+v", got, claims[0])
+	}
+	claims[1].Limit = quota.Limit{Rate: 1, Burst: 1, Day: 5, Strict: true}
+	if got := take(l, claims[:2], now); got != 1 || claims[1].RetryAfter != untilMidnight(now) {
+		t.Errorf("refused by %d: %+v", got, claims[1])
+	}
+}
+
+func TestANodeThatIsAloneCountsTheDay(t *testing.T) {
+	l, now := NewLimiter(start), time.Date(2026, 5, 6, 23, 59, 50, 0, time.UTC)
+	claims := []proxy.Claim{
+		{Key: proxy.LimitKey{Tenant: "acme", Kind: reason.QuotaConsumer, Caller: "c"}, Limit: quota.PerDay(3)},
+		{Key: proxy.LimitKey{Tenant: "acme", Kind: reason.RateUser, Route: "r", Caller: "u"}, Limit: quota.Limit{Rate: 1e9, Burst: 1e9}},
+	}
+	for i, want := range []int{-1, -1, -1, 0, 0} {
+		if got := take(l, claims, now); got != want {
 			t.Fatalf("request %d: refused by %d", i, got)
 		}
 	}
-	if claims[1].RetryAfter != time.Second || claims[1].Remaining != 0 {
+	if claims[0].RetryAfter != 10*time.Second {
+		t.Errorf("ten seconds before midnight: Retry-After %v", claims[0].RetryAfter)
+	}
+	if take(l, claims, now.Add(10*time.Second)) != -1 {
+		t.Error("refused after midnight")
+	}
+}
+
+func TestAllClaimsAreTakenOrNone(t *testing.T) {
+	l, now := NewLimiter(start), start.Add(time.Second)
+	claims := []proxy.Claim{
+		{Key: proxy.LimitKey{Tenant: "acme", Kind: reason.RateTenant, Route: "r"}, Limit: quota.Limit{Rate: 1, Burst: 3}},
+		{Key: proxy.LimitKey{Tenant: "acme", Kind: reason.RateUser, Route: "r", Caller: "alice"}, Limit: quota.Limit{Rate: 1, Burst: 2}},
+	}
+	for i, want := range []int{-1, -1, 1, 1} {
+		if got := take(l, claims, now); got != want {
+			t.Fatalf("request %d: refused by %d", i, got)
+		}
+	}
+	if claims[1].RetryAfter != time.Second {
 		t.Errorf("%+v", claims[1])
 	}
 	claims[1].Key.Caller = "bob"
-	if l.Take(claims, now) != -1 {
+	if take(l, claims, now) != -1 {
 		t.Fatal("refused requests took the tenant's tokens")
 	}
 	for range 2 {
-		if l.Take(claims, now) != 0 {
+		if take(l, claims, now) != 0 {
 			t.Fatal("the tenant's limit does not hold")
 		}
 	}
-	if l.Take(claims[1:], now) != -1 {
+	if take(l, claims[1:], now) != -1 {
 		t.Error("a request that the tenant's limit refused took the user's token")
 	}
 }

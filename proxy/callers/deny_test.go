@@ -13,7 +13,7 @@ import (
 // A denial holds from the next request on, also for a caller whose token was verified long ago, and ends as cleanly.
 func TestTheDenylistCountsBeforeAnythingRemembered(t *testing.T) {
 	p, i := theProgram(t), newIssuer(t)
-	a := NewAuthenticator(&provider{keys: i.keys}, start)
+	a := NewAuthenticator(Sources{Keys: &provider{keys: i.keys}}, start)
 	now := start.Add(time.Second)
 	token := i.token("k", now.Add(time.Hour))
 	byToken := proxy.Credentials{Program: p, Policy: &p.Policies[1], Tenant: "t", Authorization: token}

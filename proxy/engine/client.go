@@ -3,7 +3,6 @@ package engine
 import (
 	"errors"
 	"io"
-	"time"
 
 	"github.com/cellgate/cellgate/proxy/http1"
 	"github.com/cellgate/cellgate/reason"
@@ -58,6 +57,3 @@ func bodyReason(err error) reason.Reason {
 	}
 	return reason.ClientGone
 }
-
-// lookStream is how often a wait for more of a body looks after the client; one for a head does after relay.LookAfter.
-const lookStream = time.Second

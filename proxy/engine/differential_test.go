@@ -31,6 +31,7 @@ type sample struct {
 	fields         []string
 	body           string
 	trailers       []string // with them the body comes in chunks
+	open           bool     // the body that was announced doesn't come
 }
 
 func (s *sample) http1() string {
@@ -87,15 +88,20 @@ func samples() map[string]sample {
 		"get":                      {method: "GET", target: "/ok?q=1"},
 		"head":                     {method: "HEAD", target: "/ok"},
 		"options":                  {method: "OPTIONS", target: "/ok"},
+		"a long method":            {method: strings.Repeat("G", 65), target: "/ok"},
 		"an unknown method":        {method: "BREW", target: "/ok"},
+		"trace":                    {method: "TRACE", target: "/ok"},
+		"trace in small letters":   {method: "trace", target: "/ok"},
+		"track":                    {method: "TRACK", target: "/ok"},
 		"post":                     {method: "POST", target: "/ok", body: "hello"},
 		"post without a body":      {method: "POST", target: "/ok", fields: []string{"Content-Length", "0"}},
 		"trailers":                 {method: "POST", target: "/ok", body: "hello", trailers: []string{"x-sum", "1", "x-caller", "root"}},
 		"te trailers":              {method: "GET", target: "/ok", fields: []string{"TE", "trailers"}},
+		"te in a list":             {method: "GET", target: "/ok", fields: []string{"TE", "gzip;q=0.5, trailers", "TE", "deflate"}},
 		"an expectation":           {method: "POST", target: "/ok", fields: []string{"Expect", "100-continue"}, body: "hello"},
 		"another expectation":      {method: "POST", target: "/ok", fields: []string{"Expect", "tea"}, body: "hello"},
 		"fields twice":             {method: "GET", target: "/ok", fields: []string{"X-A", "1", "X-A", "2", "Accept", "a", "Cookie", "a=1"}},
-		"fields of ours":           {method: "GET", target: "/ok", fields: []string{"X-Forwarded-For", "1.2.3.4", "X-Caller", "root", "X_Caller", "root", "Forwarded", "for=1", "X-Request-Id", "1"}},
+		"fields of ours":           {method: "GET", target: "/ok", fields: []string{"X-Forwarded-For", "1.2.3.4", "X-Caller", "root", "X_Caller", "root", "Forwarded", "for=1", "X-Request-Id", "1", "X-Forwarded", "for=1", "X-Forwarded-Prefix", "/p", "X-Real-IP", "1", "Client-IP", "1", "Proxy", "http://b"}},
 		"a value of other letters": {method: "GET", target: "/ok", fields: []string{"X-A", "\xe4\t\xff"}},
 		"an empty value":           {method: "GET", target: "/ok", fields: []string{"X-A", ""}},
 		"grpc to nowhere":          {method: "POST", target: "/../none", fields: []string{"Content-Type", "application/grpc", "TE", "trailers"}, body: "x"},
@@ -144,6 +150,8 @@ func samples() map[string]sample {
 		"an empty host":           "GET /ok HTTP/1.1\r\nHost:\r\n\r\n",
 		"absolute":                "GET http://a.example/ok HTTP/1.1\r\nHost: a.example\r\n\r\n",
 		"absolute, another host":  "GET http://a.example/ok HTTP/1.1\r\nHost: b.example\r\n\r\n",
+		"absolute, no path":       "GET http://a.example HTTP/1.1\r\nHost: a.example\r\n\r\n",
+		"absolute, a query":       "GET http://a.example?q=1 HTTP/1.1\r\nHost: a.example\r\n\r\n",
 		"http 1.0":                "GET /ok HTTP/1.0\r\nHost: a.example\r\n\r\n",
 		"http 1.0, kept":          "GET /ok HTTP/1.0\r\nHost: a.example\r\nConnection: keep-alive\r\n\r\n",
 		"http 1.2":                "GET /ok HTTP/1.2\r\nHost: a.example\r\n\r\n",
@@ -159,6 +167,7 @@ func samples() map[string]sample {
 		"an empty length":         "POST /ok HTTP/1.1\r\nHost: a.example\r\nContent-Length: \r\n\r\n",
 		"a list of lengths":       "POST /ok HTTP/1.1\r\nHost: a.example\r\nContent-Length: 3, 3\r\n\r\nabc",
 		"a chunk extension":       "POST /ok HTTP/1.1\r\nHost: a.example\r\nTransfer-Encoding: chunked\r\n\r\n3;a=b\r\nabc\r\n0\r\n\r\n",
+		"an open quote":           "POST /ok HTTP/1.1\r\nHost: a.example\r\nTransfer-Encoding: chunked\r\n\r\n3;a=\"\r\nabc\r\n0\r\n\r\n",
 		"a chunk that is no hex":  "POST /ok HTTP/1.1\r\nHost: a.example\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\nabc\r\n0\r\n\r\n",
 		"a bare LF in a chunk":    "POST /ok HTTP/1.1\r\nHost: a.example\r\nTransfer-Encoding: chunked\r\n\r\n3\nabc\r\n0\r\n\r\n",
 		"bare LFs":                "GET /ok HTTP/1.1\nHost: a.example\n\n",
@@ -192,8 +201,7 @@ func answerer(t *testing.T, seen chan string) string {
 			if err != nil { // the client's fault, which may become known ahead of it or behind it
 				return
 			}
-			seen <- fmt.Sprintf("%s %s %s %q %d %q %v", req.Method, req.RequestURI, req.Host, lines(req.Header, "X-Request-Id", "X-Request-Timeout-Ms", "X-Forwarded-Proto", "X-Forwarded-For"),
-				req.ContentLength, body, lines(req.Trailer))
+			seen <- told(req, body)
 			switch req.URL.Path {
 			case "/chunks":
 				c.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n3\r\ndef\r\n0\r\n\r\n")
@@ -225,6 +233,77 @@ func answerer(t *testing.T, seen chan string) string {
 			}
 		}
 	})
+}
+
+func told(req *http.Request, body []byte) string {
+	return fmt.Sprintf("%s %s %s %q %d %q %v", req.Method, req.RequestURI, req.Host, lines(req.Header, "X-Request-Id", "Traceparent", "X-Request-Timeout-Ms", "X-Forwarded-Proto", "X-Forwarded-For"),
+		req.ContentLength, body, lines(req.Trailer))
+}
+
+// answerer2 gives the answers of answerer over HTTP/2.
+func answerer2(t *testing.T, seen chan string) string {
+	return handler2(t, nil, func(w http.ResponseWriter, req *http.Request) {
+		body, err := io.ReadAll(req.Body)
+		if err != nil {
+			return
+		}
+		seen <- told(req, body)
+		h := w.Header()
+		h["Date"], h["Content-Type"] = nil, nil
+		give := func(status int, length, body string) {
+			if length != "" {
+				h.Set("Content-Length", length)
+			}
+			w.WriteHeader(status)
+			_, _ = io.WriteString(w, body)
+			_ = http.NewResponseController(w).Flush()
+		}
+		switch req.URL.Path {
+		case "/chunks":
+			give(200, "", "abcdef")
+		case "/trailers":
+			h.Set("Trailer", "X-Sum")
+			give(200, "", "abc")
+			h.Set("X-Sum", "1")
+			h.Set(http.TrailerPrefix+"X-Other", "2")
+		case "/204":
+			h.Set("X-A", "1")
+			give(204, "", "")
+		case "/304":
+			h.Set("Etag", `"1"`)
+			give(304, "5", "")
+		case "/500":
+			give(500, "3", "abc")
+		case "/599":
+			give(599, "3", "abc")
+		case "/103":
+			h.Set("Link", "x")
+			w.WriteHeader(103)
+			h.Del("Link")
+			give(200, "2", "ok")
+		case "/hops":
+			h.Set("X-B", "2")
+			give(200, "2", "ok")
+		case "/dies":
+			give(200, "10", "abc")
+			panic(http.ErrAbortHandler)
+		case "/garbage", "/closes":
+			panic(http.ErrAbortHandler)
+		default:
+			h["X-A"] = []string{"1", "2"}
+			give(200, "2", "ok")
+		}
+	})
+}
+
+// otherUpstreamOver2 are the samples whose outcome HTTP/2 to the upstream can't share.
+func otherUpstreamOver2() map[string]string {
+	return map[string]string{
+		"answered with garbage": "a stream that is reset instead",
+		"te in a list":          "there is no Connection",
+		"te trailers":           "there is no Connection",
+		"trailers":              "net/http drops those that weren't announced",
+	}
 }
 
 // lines are fields in an order of their own, without some.
@@ -292,7 +371,7 @@ func overHTTP2(w *world, s sample, seen chan string) string {
 		}
 		return b.Bytes()
 	}
-	_ = f.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block(s.head()), EndHeaders: true, EndStream: s.body == ""})
+	_ = f.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block(s.head()), EndHeaders: true, EndStream: s.body == "" && !s.open})
 	if s.body != "" {
 		_ = f.WriteData(1, s.trailers == nil, []byte(s.body))
 	}
@@ -328,7 +407,7 @@ func overHTTP2(w *world, s sample, seen chan string) string {
 }
 
 func overHTTP3(r *h3Raw, s sample, seen chan string) string {
-	b, err := io.ReadAll(r.request(s.http3(), true))
+	b, err := io.ReadAll(r.request(s.http3(), !s.open))
 	status, fields, trailers, body := 0, http.Header{}, []string(nil), ""
 	for len(b) > 0 {
 		typ, length, n := http3.FrameHead(b)
@@ -366,6 +445,7 @@ func decoded(block []byte) http.Header {
 // Every engine and protocol makes the same of the same request: for the client, and for the upstream. What may differ is
 // named here with the reason; a name that doesn't differ any more must go.
 func TestEnginesAndProtocolsAgree(t *testing.T) {
+	t.Parallel()
 	type way struct {
 		name    string
 		ask     func(sample) string
@@ -382,13 +462,22 @@ func TestEnginesAndProtocolsAgree(t *testing.T) {
 	if loops := engines()["loop"]; loops != nil {
 		over1("loop", loops, nil)
 	}
-	over2 := func(name string, kind maker, differs map[string]string) {
+	over1to2 := func(name string, kind maker, differs map[string]string) {
+		seen := make(chan string, 10)
+		w := start(t, kind, answerer2(t, seen), setup{silent: true, document: over2("")})
+		ways = append(ways, way{name, func(s sample) string { return overHTTP1(t, w, s, seen) }, differs})
+	}
+	over1to2("goroutine, upstream over 2", goroutines, otherUpstreamOver2())
+	if loops := engines()["loop"]; loops != nil {
+		over1to2("loop, upstream over 2", loops, otherUpstreamOver2())
+	}
+	by2 := func(name string, kind maker, differs map[string]string) {
 		seen := make(chan string, 10)
 		w := start(t, kind, answerer(t, seen), setup{silent: true})
 		ways = append(ways, way{name, func(s sample) string { return overHTTP2(w, s, seen) }, differs})
 	}
-	over2("HTTP/2", goroutines, otherOverHTTP3())
-	over2("nethttp, HTTP/2", standard, laxNetHTTP2())
+	by2("HTTP/2", goroutines, otherOverHTTP3())
+	by2("nethttp, HTTP/2", standard, laxNetHTTP2())
 	seen := make(chan string, 10)
 	r := start(t, goroutines, answerer(t, seen), setup{silent: true, h3: true}).h3Dial(control)
 	ways = append(ways, way{"HTTP/3", func(s sample) string { return overHTTP3(r, s, seen) }, otherOverHTTP3()})
@@ -422,6 +511,7 @@ func laxNetHTTP() map[string]string {
 		"chunks in http 1.0":     "a coding that HTTP/1.0 doesn't have is ignored",
 		"length and chunks":      "chunks win, which RFC 9112 allows for those who close afterwards (section 6.3)",
 		"two equal lengths":      "equal lengths are one, which RFC 9112 allows (section 6.3)",
+		"an open quote":          "extensions are not looked at; the connection is closed behind chunks",
 		"http 1.2":               "minor versions to come are taken",
 		"answered 304":           "the length that a 304 announces is not passed on",
 	}
@@ -440,7 +530,7 @@ func laxNetHTTP() map[string]string {
 // (RFC 9113, section 8.2.2, and RFC 9114, section 4.2).
 func otherOverHTTP3() map[string]string {
 	differs := map[string]string{}
-	for _, name := range []string{"an upgrade", "h2c", "keep-alive", "named fields"} {
+	for _, name := range []string{"an upgrade", "h2c", "keep-alive", "named fields", "te in a list"} {
 		differs[name] = "a field of HTTP/1 connections"
 	}
 	return differs
@@ -449,7 +539,7 @@ func otherOverHTTP3() map[string]string {
 // laxNetHTTP2 is where net/http's HTTP/2 does less, or refuses in its own words or without any.
 func laxNetHTTP2() map[string]string {
 	differs := map[string]string{"trailers": "only trailers that are announced are kept"}
-	for _, name := range []string{"a broken escape", "an upgrade", "h2c", "keep-alive", "named fields"} {
+	for _, name := range []string{"a broken escape", "an upgrade", "h2c", "keep-alive", "named fields", "te in a list"} {
 		differs[name] = "refused by net/http"
 	}
 	return differs

@@ -33,6 +33,9 @@ type Options struct {
 	Idle time.Duration
 	// HeaderTime is how long a head may take from its first byte, and a TLS handshake as a whole; 10 s.
 	HeaderTime time.Duration
+	// TakeTime is how long a client may leave waiting what one read of its answer gave, at most 64 KiB, before it is given up;
+	// 60 s. The exchange's deadline may come first.
+	TakeTime time.Duration
 	// MaxAge is the age, give or take a fifth, from which a connection is asked to leave; 5 min.
 	MaxAge time.Duration
 	// LeaveOver is the time over which the connections of a node that is being left are asked to leave, each at a moment of
@@ -43,8 +46,8 @@ type Options struct {
 	TunnelIdle time.Duration
 	// TunnelAge is the age, give or take a fifth, at which a WebSocket client is asked to connect anew; 1 h.
 	TunnelAge time.Duration
-	// MaxConnections bounds client connections; a new one beyond it is closed at once. 0 is two fifths of the process's
-	// descriptors: an exchange may need two.
+	// MaxConnections bounds client connections; a new one beyond it is closed at once. 0 is four fifths of the process's
+	// descriptors: most clients are idle, and the pools of upstreams, which need the rest, have bounds of their own.
 	MaxConnections int64
 }
 
@@ -58,12 +61,13 @@ func (o Options) OrDefault() Options {
 	set(&o.HardStop, 8*time.Second)
 	set(&o.Idle, 75*time.Second)
 	set(&o.HeaderTime, 10*time.Second)
+	set(&o.TakeTime, time.Minute)
 	set(&o.MaxAge, 5*time.Minute)
 	set(&o.LeaveOver, 2*time.Second)
 	set(&o.TunnelIdle, 5*time.Minute)
 	set(&o.TunnelAge, time.Hour)
 	if o.MaxConnections == 0 {
-		o.MaxConnections = descriptors() * 2 / 5
+		o.MaxConnections = descriptors() * 4 / 5
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
@@ -132,7 +136,7 @@ func (e *Engine) Run(ctx context.Context, listeners ...Listener) error {
 	}
 	failed := make(chan error, len(accepts))
 	for _, a := range accepts {
-		go func() { failed <- a.accept() }()
+		e.wg.Go(func() { failed <- a.accept() }) // so that none is taken when all others have been waited for
 	}
 	changed := e.server.Changed()
 	for running := true; running; {
@@ -279,6 +283,9 @@ func (e *Engine) cut() {
 	for c := range e.quic {
 		c.fail(http3.NoError)
 	}
+	for t := range e.tunnels {
+		t.cut()
+	}
 }
 
 // accept takes connections until the listener is closed. Errors that pass, such as no free descriptor, are waited out.
@@ -329,6 +336,7 @@ func (e *Engine) run(c *conn, serve func(*conn)) {
 	e.mu.Unlock()
 	defer func() {
 		e.caught(recover())
+		c.landed() // after a panic it hasn't
 		e.mu.Lock()
 		delete(e.conns, c)
 		e.mu.Unlock()

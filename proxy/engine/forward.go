@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"io"
-	"math/rand/v2"
 	"net"
 	"os"
 	"sync"
@@ -21,17 +20,23 @@ import (
 
 // forwarding takes one exchange to its upstream and back: the acting half of retry.Machine. It is pooled.
 type forwarding struct {
-	x    *proxy.Exchange
-	cl   client
-	conn *upstream.Conn
-	out  []byte
-	body []byte // of the request when it is whole
-	full bool   // body is the whole request body
-	sent bool   // a byte of this attempt may have reached the upstream
-	up   upload
-	took time.Time // start of the attempt
-	by   time.Time // when the answer's head must be there; zero while the request is under way
-	now  time.Time // the clock as it was last read: what takes no time needs no new reading
+	x        *proxy.Exchange
+	cl       client
+	way      way // of the attempt; nil between attempts
+	over     connWay
+	on       streamWay
+	out      []byte
+	body     []byte // of the request when it is whole
+	full     bool   // body is the whole request body
+	sent     bool   // a byte of this attempt may have reached the upstream
+	up       upload
+	took     time.Time // start of the attempt
+	by       time.Time // when the answer's head must be there; zero while the request is under way
+	rival    *rival    // of a hedged exchange; nil = none runs
+	hedgeAt  time.Time // when one is due; zero = never
+	observed bool      // the latency of the first attempt is known
+	now      time.Time // the clock as it was last read: what takes no time needs no new reading
+	end      relay.Ending
 }
 
 var forwardings = sync.Pool{New: func() any { return &forwarding{out: make([]byte, 0, 8<<10)} }}
@@ -42,15 +47,12 @@ func forward(x *proxy.Exchange, cl client) (clean bool) {
 	f := forwardings.Get().(*forwarding)
 	defer f.recycle()
 	f.x, f.cl = x, cl
-	var err error
-	if f.body, f.full, err = cl.whole(); err != nil {
+	if x.Tunnel { // what the client sends is no body
+		if f.full = true; !leavesHTTP(cl) {
+			return f.fail(reason.UpgradeRefused)
+		}
+	} else if err := f.request(); err != nil {
 		return f.fail(bodyReason(err))
-	}
-	if f.full {
-		x.BytesIn = int64(len(f.body))
-	}
-	if x.Tunnel && !leavesHTTP(cl) {
-		return f.fail(reason.UpgradeRefused)
 	}
 	f.now = time.Now() // the head may have come slowly, which is no time of the upstream's
 	for {
@@ -66,6 +68,14 @@ func forward(x *proxy.Exchange, cl client) (clean bool) {
 	}
 }
 
+// request takes the body in, if it is short.
+func (f *forwarding) request() (err error) {
+	if f.body, f.full, err = f.cl.whole(); f.full {
+		f.x.BytesIn = int64(len(f.body))
+	}
+	return err
+}
+
 // staysHere takes an exchange back that was to go to another cell, if that harms nobody: nothing of it has left, or it may
 // be executed twice, and there is time. It is judged and served here then.
 func (f *forwarding) staysHere(result retry.Result) bool {
@@ -79,45 +89,41 @@ func (f *forwarding) staysHere(result retry.Result) bool {
 
 // turnedAway takes the answer of a proxy that did nothing with the request as none. Its connection stays in use.
 func (f *forwarding) turnedAway() bool {
-	res := &f.conn.Response
+	res := f.way.answer()
 	if !f.full || !f.x.TurnedAway(res) {
 		return false
 	}
-	whole := res.Length >= 0 && res.Length <= int64(len(f.conn.Buffered()))
+	whole := res.Length >= 0 && res.Length <= int64(len(f.way.Buffered()))
 	if whole {
-		f.conn.Use(int(res.Length))
+		f.way.Use(int(res.Length))
 	}
-	f.x.Pool.Release(f.conn, whole && !res.Close, f.now)
-	f.conn = nil
+	f.release(whole)
 	f.x.Stay()
 	return true
 }
 
 func (f *forwarding) recycle() {
-	f.x, f.cl, f.conn, f.body, f.full, f.sent = nil, nil, nil, nil, false, false
+	f.giveUp() // after a panic there is something to give up
+	if f.rival != nil {
+		f.leave()
+	}
+	f.x, f.cl, f.way, f.body, f.full, f.sent, f.rival, f.observed = nil, nil, nil, nil, false, false, nil, false
 	forwardings.Put(f)
 }
 
 // attempts is pick → send → judge → retry. here says that the exchange was to go to another cell and stays.
 func (f *forwarding) attempts() (clean, here bool) {
-	var tried uint64
 	fresh := false
 	for {
-		i := f.x.Pool.Set.Pick(rand.Uint64(), tried, f.now)
-		if i < 0 {
-			if i = f.x.Pool.Set.Pick(rand.Uint64(), 0, f.now); i < 0 {
-				return f.fail(reason.NoEndpoint), false
-			}
+		if why := relay.Choose(f.x, f.now); why != reason.None {
+			return f.fail(why), false
 		}
-		if !f.x.UpstreamDeadline(f.now).After(f.now) {
-			return f.fail(f.x.Expired()), false
-		}
-		result, why := f.attempt(i, fresh)
+		result, why := f.attempt(fresh)
 		f.now = time.Now()
 		f.settle(result, f.now)
 		status := 0
 		if result == retry.Answered {
-			status = f.conn.Response.Status
+			status = f.way.answer().Status
 		}
 		again := f.x.Machine.Again(retry.Attempt{Result: result, Status: status, Sent: f.sent}, f.now)
 		if !again && result == retry.Answered {
@@ -136,9 +142,7 @@ func (f *forwarding) attempts() (clean, here bool) {
 		if fresh = result == retry.Stale; fresh { // the next pooled connection is probably as old
 			continue
 		}
-		if f.x.Endpoint < 64 {
-			tried |= 1 << f.x.Endpoint
-		}
+		f.x.Tried.Add(f.x.Endpoint)
 		f.backOff()
 	}
 }
@@ -150,37 +154,71 @@ func (f *forwarding) backOff() {
 	}
 }
 
-// attempt sends the request to one endpoint and waits for the head of an answer. why is the reason if nothing follows.
-func (f *forwarding) attempt(i int, fresh bool) (retry.Result, reason.Reason) {
+// attempt sends the request to the endpoint that was chosen and waits for the head of an answer. why is the reason if nothing follows.
+func (f *forwarding) attempt(fresh bool) (retry.Result, reason.Reason) {
 	f.took, f.by, f.sent = f.now, time.Time{}, false
-	f.x.Endpoint = i
-	pool, deadline := f.x.Pool, f.x.UpstreamDeadline(f.took)
-	pool.Set.Begin(i)
-	c, err := pool.Acquire(i, fresh, f.took, deadline)
-	if err != nil {
+	deadline := f.x.UpstreamDeadline(f.took)
+	if err := f.acquire(fresh, deadline); err != nil {
 		return noConnection(err)
 	}
-	if c.Endpoint != i { // it was waited for
-		pool.Set.Cancel(i)
-		pool.Set.Begin(c.Endpoint)
-		f.x.Endpoint = c.Endpoint
-	}
-	f.conn = c
-	f.x.Cold = f.x.Cold || !c.Reused
+	f.x.Cold = f.x.Cold || !f.way.reused()
 	f.x.Attempts++
+	f.hedgeAt = time.Time{}
+	if f.full && len(f.body) == 0 && f.x.Hedged() {
+		if after, ok := f.x.Pool.Hedges.Tail().After(f.took); ok {
+			f.hedgeAt = f.took.Add(after)
+		}
+	}
 	if err := f.send(deadline); err != nil {
 		return f.broken(err)
 	}
-	return f.await(deadline)
+	result, why := f.await(deadline)
+	if f.rival != nil {
+		return f.against(result, why, deadline)
+	}
+	return result, why
 }
 
-// noConnection judges an error of Acquire. Nothing was sent.
+// look is how long a read may wait before something else is looked after.
+func (f *forwarding) look(now time.Time) time.Duration {
+	switch {
+	case f.rival != nil:
+		return rivalLook
+	case !f.hedgeAt.IsZero():
+		return max(time.Microsecond, min(relay.LookAfter, f.hedgeAt.Sub(now)))
+	}
+	return relay.LookAfter
+}
+
+// acquire gets a way to the endpoint; when it had to wait it may be one to another.
+func (f *forwarding) acquire(fresh bool, deadline time.Time) (err error) {
+	pool := f.x.Pool
+	if pool.Multiplexed() {
+		if f.on.Stream, err = pool.Open(f.x.Endpoint, f.took, deadline); err == nil {
+			f.way = &f.on
+		}
+		return err
+	}
+	c, err := pool.Acquire(f.x.Endpoint, fresh, f.took, deadline)
+	if err != nil {
+		return err
+	}
+	if c.Endpoint != f.x.Endpoint {
+		relay.Moved(f.x, c.Endpoint)
+	}
+	f.over.Conn, f.way = c, &f.over
+	return nil
+}
+
+// noConnection judges an error of acquire. Nothing was sent.
 func noConnection(err error) (retry.Result, reason.Reason) {
 	switch {
 	case errors.Is(err, upstream.ErrPoolFull), errors.Is(err, upstream.ErrNoTime):
 		return retry.Fatal, reason.PoolFull
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded), timedOut(err):
 		return retry.ConnectTimeout, reason.ConnectTimeout
+	case errors.Is(err, upstream.ErrProtocol):
+		return retry.ConnectFailed, reason.UpstreamProtocol
 	}
 	return retry.ConnectFailed, reason.ConnectFailed
 }
@@ -196,18 +234,10 @@ func (f *forwarding) send(deadline time.Time) error {
 	if !f.full {
 		length = relay.UploadLength(&f.x.Request)
 	}
-	f.out = f.x.AppendRequest(f.out[:0], length, f.took)
-	f.conn.ArmWrite(deadline)
-	if f.full {
-		f.out = append(f.out, f.body...)
-		f.conn.ArmRead(f.took, relay.LookAfter, f.headBy(f.took, deadline))
-		n, err := f.conn.Send(f.out)
-		f.sent = n > 0
-		return err
-	}
-	n, err := f.conn.Write(f.out)
-	if f.sent = n > 0; err == nil {
-		f.up.start(f.x, f.cl, f.conn, length < 0)
+	f.way.ArmWrite(deadline)
+	left, err := f.way.send(f, length, deadline)
+	if f.sent = left; err == nil && !f.full {
+		f.up.start(f.x, f.cl, f.way)
 	}
 	return err
 }
@@ -232,25 +262,33 @@ func (f *forwarding) await(deadline time.Time) (retry.Result, reason.Reason) {
 		if !now.Before(by) {
 			return f.late()
 		}
-		f.conn.ArmRead(now, relay.LookAfter, by)
-		err := f.conn.ReadHead()
+		f.way.ArmRead(now, f.look(now), by)
+		err := f.way.ReadHead()
 		switch {
-		case err == nil && f.conn.Response.Status >= 200:
-			if relay.Surplus(f.x, &f.conn.Response, f.conn.Reused, len(f.conn.Buffered())) {
+		case err == nil && f.way.answer().Status >= 200:
+			if f.way.surplus(f.x) {
 				return retry.Stale, reason.UpstreamInvalid
 			}
 			return retry.Answered, reason.None
-		case err == nil && f.x.Switched(&f.conn.Response):
+		case err == nil && f.way.opens(f.x):
 			return retry.Answered, reason.None
 		case err == nil:
-			if interims++; interims > relay.MaxInterims || f.conn.Response.Status == 101 {
+			if interims++; interims > relay.MaxInterims || f.way.answer().Status == 101 {
 				return retry.Invalid, reason.UpstreamInvalid
 			}
 		case !errors.Is(err, os.ErrDeadlineExceeded):
 			return f.broken(err)
 		case f.up.failed() != reason.None:
 			return retry.Fatal, f.up.failed()
-		case f.cl.gone():
+		case f.rival != nil:
+			if f.overtaken() {
+				f.takeOver(false, time.Now())
+				return retry.Answered, reason.None
+			}
+		case !f.hedgeAt.IsZero() && !time.Now().Before(f.hedgeAt):
+			f.challenge(time.Now(), deadline)
+		}
+		if err != nil && f.cl.gone() {
 			return retry.Fatal, reason.ClientGone
 		}
 	}
@@ -266,7 +304,18 @@ func (f *forwarding) broken(err error) (retry.Result, reason.Reason) {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return f.late()
 	}
-	return relay.Broken(err, f.conn.Reused, f.conn.Started())
+	if errors.Is(err, upstream.ErrNoConnect) {
+		return retry.Fatal, reason.UpgradeRefused
+	}
+	switch { // the endpoint vouches that it did nothing; but what was streamed to it is gone
+	case errors.Is(err, upstream.ErrLeft):
+		f.sent = f.sent && !f.full
+		return retry.Stale, reason.UpstreamReset
+	case errors.Is(err, upstream.ErrRefused):
+		f.sent = f.sent && !f.full
+		return retry.Refused, reason.UpstreamReset
+	}
+	return relay.Broken(err, f.way.reused(), f.way.Started())
 }
 
 // settle tells the balancer what became of the attempt.
@@ -274,19 +323,27 @@ func (f *forwarding) settle(r retry.Result, now time.Time) {
 	took, status := now.Sub(f.took), 0
 	f.x.Waited += took
 	if r == retry.Answered {
-		status = f.conn.Response.Status
+		status = f.way.answer().Status
+	}
+	if !f.observed && f.x.Hedged() {
+		f.observed = true
+		f.x.Pool.Hedges.Tail().Observe(took, now)
 	}
 	relay.Settle(f.x, r, status, f.up.starved(), took, now)
 }
 
 // giveUp closes the attempt's connection; what it may still carry belongs to nobody.
 func (f *forwarding) giveUp() {
-	if f.conn == nil {
+	if f.way == nil {
 		return
 	}
-	f.up.stop(f.cl, f.conn)
-	f.x.Pool.Release(f.conn, false, f.now)
-	f.conn = nil
+	f.up.stop(f.cl, f.way)
+	f.release(false)
+}
+
+func (f *forwarding) release(reusable bool) {
+	f.way.release(f.x.Pool, reusable, f.now)
+	f.way = nil
 }
 
 // fail answers in the gateway's own name.
@@ -317,38 +374,52 @@ func answer(x *proxy.Exchange, cl client, read bool) bool {
 
 // deliver streams the upstream's answer to the client.
 func (f *forwarding) deliver() bool {
-	res := &f.conn.Response
-	f.x.Answered(res)
-	if res.Status == 101 {
+	res := f.way.answer()
+	opened := f.way.opens(f.x)
+	if !opened && f.x.WebSocket.Mistakable(res) {
+		f.giveUp()
+		return f.fail(reason.UpgradeRefused)
+	}
+	if f.x.Answered(res); opened {
 		return f.tunnel()
 	}
 	kind, length, none := relay.Answer(res, f.x.Head())
 	f.x.Closing = f.x.Closing || !f.full && !f.up.soon()
 	f.cl.head(length, none)
-	toClient, err := f.copy(kind)
+	f.end.Begin(f.x, length)
+	toClient, err := f.copy(f.way.framing(kind, none))
 	if err == nil && toClient == nil {
-		var trailer *http1.Head
-		if kind == http1.InChunks {
-			trailer = &f.conn.Chunks.Trailer
-		}
-		toClient = f.cl.end(trailer)
+		toClient = f.cl.end(f.x.Trim(f.way.trailers(kind)))
 	} else {
-		f.cl.abort()
+		if toClient != nil || !f.told(err) {
+			f.cl.abort()
+		}
 		f.x.Truncated = true
 	}
 	written := f.full || f.up.complete()
-	f.up.stop(f.cl, f.conn)
-	reusable := err == nil && toClient == nil && written && !res.Close && kind != http1.UntilClose && !relay.Doubtful(res, kind, f.x.Head())
-	f.x.Pool.Release(f.conn, reusable, f.now)
-	f.conn = nil
+	f.up.stop(f.cl, f.way)
+	f.release(err == nil && toClient == nil && written && kind != http1.UntilClose && !relay.Doubtful(res, kind, f.x.Head()))
 	return err == nil && toClient == nil && written
+}
+
+// told ends an answer that is not whole with a status, if its caller knows such.
+func (f *forwarding) told(err error) bool {
+	why := relay.BrokenOff(!time.Now().Before(f.x.Deadline), errors.Is(err, os.ErrDeadlineExceeded))
+	if b := (*bodyError)(nil); errors.As(err, &b) && why != reason.TotalTimeout {
+		why = b.why
+	}
+	if errors.Is(err, errClientGone) {
+		return false
+	}
+	body, trailer, ok := f.end.Say(why)
+	return ok && f.cl.data(body) == nil && f.cl.end(trailer) == nil
 }
 
 // copy passes the body on piece by piece: nothing is read from the upstream before the client has taken the piece before.
 func (f *forwarding) copy(kind http1.Body) (toClient, fromUpstream error) {
-	left := f.conn.Response.Length
+	left := f.way.answer().Length
 	for kind != http1.NoBody {
-		if b := f.conn.Buffered(); len(b) > 0 {
+		if b := f.way.Buffered(); len(b) > 0 {
 			piece, used, done := b, len(b), false
 			switch kind {
 			case http1.Counted:
@@ -357,15 +428,16 @@ func (f *forwarding) copy(kind http1.Body) (toClient, fromUpstream error) {
 				left -= int64(used)
 				done = left == 0
 			case http1.InChunks:
-				if piece, used, done, fromUpstream = f.conn.Chunks.Next(b); fromUpstream != nil {
+				if piece, used, done, fromUpstream = f.over.Chunks.Next(b); fromUpstream != nil {
 					return nil, fromUpstream
 				}
 			}
 			f.x.BytesOut += int64(len(piece))
 			if len(piece) > 0 {
+				f.end.Gave(piece)
 				toClient = f.cl.data(piece)
 			}
-			if f.conn.Use(used); toClient != nil || done {
+			if f.way.Use(used); toClient != nil || done {
 				return toClient, nil
 			}
 			continue
@@ -392,11 +464,11 @@ func (f *forwarding) more() error {
 		limit = f.x.Deadline
 	}
 	for now := begin; ; now = time.Now() {
-		f.conn.ArmRead(now, lookStream, limit)
-		if f.up.failed() != reason.None {
-			return errClientGone
+		f.way.ArmRead(now, relay.LookStream, limit)
+		if why := f.up.failed(); why != reason.None {
+			return &bodyError{why}
 		}
-		err := f.conn.More()
+		err := f.way.More()
 		if !errors.Is(err, os.ErrDeadlineExceeded) || !now.Before(limit) {
 			f.now = time.Now()
 			f.x.Waited += f.now.Sub(begin)

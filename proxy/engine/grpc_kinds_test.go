@@ -38,8 +38,7 @@ func writeMessage(w http.ResponseWriter, s string) {
 	w.(http.Flusher).Flush()
 }
 
-// grpcOverHTTP1 is a service that speaks gRPC's messages and trailers over HTTP/1.1, as what stands behind the gateway must:
-// upstream connections are HTTP/1.1.
+// grpcOverHTTP1 is a service that speaks gRPC's messages and trailers over HTTP/1.1 too.
 func grpcOverHTTP1(w http.ResponseWriter, r *http.Request) {
 	_ = http.NewResponseController(w).EnableFullDuplex()
 	defer func() { _, _ = io.Copy(io.Discard, r.Body) }() // net/http wants it read to its end then
@@ -55,6 +54,7 @@ func grpcOverHTTP1(w http.ResponseWriter, r *http.Request) {
 	case method("Unary"), method("Slow"):
 		s, err := readMessage(r.Body)
 		if r.URL.Path == method("Slow") {
+			_, _ = io.Copy(io.Discard, r.Body) // only then does net/http hear of a client that leaves
 			<-r.Context().Done()
 		}
 		if err == nil {
@@ -95,96 +95,105 @@ func grpcOverHTTP1(w http.ResponseWriter, r *http.Request) {
 }
 
 func TestGRPCOfAllFourKinds(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
-		w := start(t, handler(t, grpcOverHTTP1), setup{})
-		cc := w.grpc()
-		ctx, cancel := context.WithTimeout(t.Context(), 8*time.Second)
-		defer cancel()
-		stream := func(name string, client, server bool) grpc.ClientStream {
-			s, err := cc.NewStream(ctx, &grpc.StreamDesc{ClientStreams: client, ServerStreams: server}, method(name))
-			if err != nil {
+		t.Run("upstream over HTTP/1.1", func(t *testing.T) {
+			allFourKinds(t, start(t, handler(t, grpcOverHTTP1), setup{document: patientDocument}))
+		})
+		t.Run("upstream over HTTP/2", func(t *testing.T) {
+			allFourKinds(t, start(t, handler2(t, nil, grpcOverHTTP1), setup{document: over2("")}))
+		})
+	})
+}
+
+func allFourKinds(t *testing.T, w *world) {
+	cc := w.grpc()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	stream := func(name string, client, server bool) grpc.ClientStream {
+		s, err := cc.NewStream(ctx, &grpc.StreamDesc{ClientStreams: client, ServerStreams: server}, method(name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	ended := func(s grpc.ClientStream) {
+		t.Helper()
+		if err := s.RecvMsg(message("")); !errors.Is(err, io.EOF) || s.Trailer().Get("x-method") == nil {
+			t.Fatalf("%v %v", err, s.Trailer())
+		}
+	}
+
+	t.Run("unary", func(t *testing.T) {
+		var trailer metadata.MD
+		for range 20 {
+			got := message("")
+			if err := cc.Invoke(ctx, method("Unary"), message("hello"), got, grpc.Trailer(&trailer)); err != nil || string(*got) != "hello te=trailers" || len(trailer.Get("x-method")) != 1 {
+				t.Fatalf("%q %v %v", *got, err, trailer)
+			}
+		}
+	})
+	t.Run("trailers only", func(t *testing.T) {
+		if code, text := statusOf(cc.Invoke(ctx, method("Refused"), message(""), message(""))); code != codes.PermissionDenied || text != "not you" {
+			t.Fatalf("%v %q", code, text)
+		}
+	})
+	t.Run("status behind a message", func(t *testing.T) {
+		s := stream("Fails", false, true)
+		_ = s.SendMsg(message(""))
+		_ = s.CloseSend()
+		got := message("")
+		if err := s.RecvMsg(got); err != nil || string(*got) != "half" {
+			t.Fatalf("%q %v", *got, err)
+		}
+		if code, text := statusOf(s.RecvMsg(got)); code != codes.DataLoss || text != "lost" {
+			t.Fatalf("%v %q", code, text)
+		}
+	})
+	t.Run("server streaming", func(t *testing.T) {
+		s := stream("Down", false, true)
+		_ = s.SendMsg(message(""))
+		_ = s.CloseSend()
+		for i := range 50 {
+			got := message("")
+			if err := s.RecvMsg(got); err != nil || string(*got) != fmt.Sprint(i) {
+				t.Fatalf("%q %v", *got, err)
+			}
+		}
+		ended(s)
+	})
+	t.Run("client streaming", func(t *testing.T) {
+		s := stream("Up", true, false)
+		for range 100 {
+			if err := s.SendMsg(message(strings.Repeat("x", 3000))); err != nil {
 				t.Fatal(err)
 			}
-			return s
 		}
-		ended := func(s grpc.ClientStream) {
-			t.Helper()
-			if err := s.RecvMsg(message("")); !errors.Is(err, io.EOF) || s.Trailer().Get("x-method") == nil {
-				t.Fatalf("%v %v", err, s.Trailer())
-			}
+		_ = s.CloseSend()
+		got := message("")
+		if err := s.RecvMsg(got); err != nil || string(*got) != "100" {
+			t.Fatalf("%q %v", *got, err)
 		}
-
-		t.Run("unary", func(t *testing.T) {
-			var trailer metadata.MD
-			for range 20 {
-				got := message("")
-				if err := cc.Invoke(ctx, method("Unary"), message("hello"), got, grpc.Trailer(&trailer)); err != nil || string(*got) != "hello te=trailers" || len(trailer.Get("x-method")) != 1 {
-					t.Fatalf("%q %v %v", *got, err, trailer)
-				}
+	})
+	t.Run("both", func(t *testing.T) {
+		s := stream("Both", true, true)
+		for i := range 50 { // each answer comes before the next message is sent
+			if err := s.SendMsg(message(fmt.Sprint("m", i))); err != nil {
+				t.Fatal(err)
 			}
-		})
-		t.Run("trailers only", func(t *testing.T) {
-			if code, text := statusOf(cc.Invoke(ctx, method("Refused"), message(""), message(""))); code != codes.PermissionDenied || text != "not you" {
-				t.Fatalf("%v %q", code, text)
-			}
-		})
-		t.Run("status behind a message", func(t *testing.T) {
-			s := stream("Fails", false, true)
-			_ = s.SendMsg(message(""))
-			_ = s.CloseSend()
 			got := message("")
-			if err := s.RecvMsg(got); err != nil || string(*got) != "half" {
+			if err := s.RecvMsg(got); err != nil || string(*got) != fmt.Sprint("M", i) {
 				t.Fatalf("%q %v", *got, err)
 			}
-			if code, text := statusOf(s.RecvMsg(got)); code != codes.DataLoss || text != "lost" {
-				t.Fatalf("%v %q", code, text)
-			}
-		})
-		t.Run("server streaming", func(t *testing.T) {
-			s := stream("Down", false, true)
-			_ = s.SendMsg(message(""))
-			_ = s.CloseSend()
-			for i := range 50 {
-				got := message("")
-				if err := s.RecvMsg(got); err != nil || string(*got) != fmt.Sprint(i) {
-					t.Fatalf("%q %v", *got, err)
-				}
-			}
-			ended(s)
-		})
-		t.Run("client streaming", func(t *testing.T) {
-			s := stream("Up", true, false)
-			for range 100 {
-				if err := s.SendMsg(message(strings.Repeat("x", 3000))); err != nil {
-					t.Fatal(err)
-				}
-			}
-			_ = s.CloseSend()
-			got := message("")
-			if err := s.RecvMsg(got); err != nil || string(*got) != "100" {
-				t.Fatalf("%q %v", *got, err)
-			}
-		})
-		t.Run("both", func(t *testing.T) {
-			s := stream("Both", true, true)
-			for i := range 50 { // each answer comes before the next message is sent
-				if err := s.SendMsg(message(fmt.Sprint("m", i))); err != nil {
-					t.Fatal(err)
-				}
-				got := message("")
-				if err := s.RecvMsg(got); err != nil || string(*got) != fmt.Sprint("M", i) {
-					t.Fatalf("%q %v", *got, err)
-				}
-			}
-			_ = s.CloseSend()
-			ended(s)
-		})
-		t.Run("deadline", func(t *testing.T) {
-			short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
-			defer cancel()
-			if code, _ := statusOf(cc.Invoke(short, method("Slow"), message(""), message(""))); code != codes.DeadlineExceeded {
-				t.Fatal(code)
-			}
-		})
+		}
+		_ = s.CloseSend()
+		ended(s)
+	})
+	t.Run("deadline", func(t *testing.T) {
+		short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+		defer cancel()
+		if code, _ := statusOf(cc.Invoke(short, method("Slow"), message(""), message(""))); code != codes.DeadlineExceeded {
+			t.Fatal(code)
+		}
 	})
 }

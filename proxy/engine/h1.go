@@ -41,6 +41,7 @@ type conn struct {
 	old     atomic.Int64 // unix nanoseconds from which the client is asked to leave
 	busy    atomic.Bool
 
+	flying          bool      // an exchange counts as under way
 	last            time.Time // when the connection began to wait
 	readBy, writeBy time.Time
 	body            body
@@ -75,6 +76,7 @@ func newConn(e *Engine, nc net.Conn) *conn {
 	c := &conn{e: e, nc: nc, x: e.server.Acquire(), buf: inBuffers.Get().(*[]byte)}
 	c.peek.Reset(rawConn(nc))
 	c.turn.Reset(nc)
+	c.turn.Ahead = true // a client may send its next request whenever it likes
 	if a, ok := nc.RemoteAddr().(*net.TCPAddr); ok {
 		c.peer = a.AddrPort().Addr().Unmap()
 	}
@@ -334,6 +336,7 @@ func headReason(err error) reason.Reason {
 // exchange runs one request whose head has been parsed. It says whether the connection can carry another.
 func (c *conn) exchange(drive func(*proxy.Exchange, client) bool) bool {
 	c.e.server.InFlight.Add(1)
+	c.flying = true
 	x := c.x
 	c.body.begin(c)
 	c.answer.begin(c)
@@ -351,12 +354,20 @@ func (c *conn) exchange(drive func(*proxy.Exchange, client) bool) bool {
 	}
 	c.last = time.Now()
 	x.Finish(c.last)
-	c.e.server.InFlight.Add(-1)
+	c.landed()
 	c.prepare()
 	if !going && !c.answer.broken && !c.answer.aborted {
 		c.linger()
 	}
 	return going
+}
+
+// landed takes the exchange out of the books, if it is in them.
+func (c *conn) landed() {
+	if c.flying {
+		c.flying = false
+		c.e.server.InFlight.Add(-1)
+	}
 }
 
 // drive takes an exchange through the pipeline and, where it leads there, upstream.
@@ -373,7 +384,7 @@ func drive(x *proxy.Exchange, cl client) bool {
 // judge takes an exchange through the pipeline to its end. Park is what it waited for in vain.
 func judge(x *proxy.Exchange, cl client) proxy.Verdict {
 	for {
-		if v := x.Run(); v != proxy.Park {
+		if v := x.Run(time.Now()); v != proxy.Park {
 			return v
 		}
 		if !park(x, cl) {

@@ -15,6 +15,7 @@ import (
 )
 
 func TestRequestsOfOneConnectionAreAnsweredInOrder(t *testing.T) {
+	t.Parallel()
 	eachSecure(t, func(t *testing.T, start starter) {
 		w := start(t, handler(t, echo), setup{})
 		c := w.dial().send(get("/1") + "POST /2 HTTP/1.1\r\nHost: a.example\r\nContent-Length: 3\r\n\r\nabc" +
@@ -30,6 +31,7 @@ func TestRequestsOfOneConnectionAreAnsweredInOrder(t *testing.T) {
 
 // G33, G35: what a client says about itself is deleted, what it names in Connection can't take ours away.
 func TestForwardingFieldsAreRebuilt(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		w := start(t, handler(t, echo), setup{})
 		res, _, _ := w.dial().send("GET /x HTTP/1.1\r\nHost: A.example:80\r\nConnection: x-request-id, x-forwarded-for, X-Named\r\nX-Named: 1\r\n" +
@@ -49,6 +51,7 @@ func TestForwardingFieldsAreRebuilt(t *testing.T) {
 
 // F7: a trusted proxy's word holds for the request that it stands in, not for the next one on its connection.
 func TestTheWordOfATrustedProxyHoldsForOneRequest(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		w := start(t, handler(t, echo), setup{trusted: hops.Trusted{netip.MustParsePrefix("127.0.0.0/8")}})
 		c, h2 := w.dial(), w.h2c(nil)
@@ -76,6 +79,7 @@ func TestTheWordOfATrustedProxyHoldsForOneRequest(t *testing.T) {
 }
 
 func TestEveryOwnRefusalIsAProblemDocument(t *testing.T) {
+	t.Parallel()
 	eachSecure(t, func(t *testing.T, start starter) {
 		w := start(t, handler(t, echo), setup{document: `
 version: v1
@@ -134,6 +138,7 @@ upstreams:
 }
 
 func TestSlowHeadIsAnswered408(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		w := start(t, handler(t, echo), setup{engine: Options{HeaderTime: 100 * time.Millisecond}})
 		c := w.dial().send("GET / HTTP/1.1\r\nHost:")
@@ -149,6 +154,7 @@ func TestSlowHeadIsAnswered408(t *testing.T) {
 
 // G39.
 func TestExpectationIsAnsweredWhenTheBodyIsWanted(t *testing.T) {
+	t.Parallel()
 	eachSecure(t, func(t *testing.T, start starter) {
 		w := start(t, handler(t, echo), setup{})
 		c := w.dial().send("POST / HTTP/1.1\r\nHost: a.example\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n")
@@ -166,6 +172,7 @@ func TestExpectationIsAnsweredWhenTheBodyIsWanted(t *testing.T) {
 }
 
 func TestChunkedBodiesAndTrailersPassBothWays(t *testing.T) {
+	t.Parallel()
 	eachSecure(t, func(t *testing.T, start starter) {
 		w := start(t, handler(t, func(w http.ResponseWriter, r *http.Request) {
 			b, _ := io.ReadAll(r.Body)
@@ -189,6 +196,7 @@ func TestChunkedBodiesAndTrailersPassBothWays(t *testing.T) {
 }
 
 func TestHTTP10ClientsGetNoChunks(t *testing.T) {
+	t.Parallel()
 	eachSecure(t, func(t *testing.T, start starter) {
 		w := start(t, handler(t, func(w http.ResponseWriter, _ *http.Request) {
 			w.(http.Flusher).Flush()
@@ -203,6 +211,7 @@ func TestHTTP10ClientsGetNoChunks(t *testing.T) {
 }
 
 func TestReadinessIsAnsweredAheadOfRouting(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		w := start(t, handler(t, echo), setup{})
 		if res, _, _ := w.dial().send("GET /.well-known/cellgate/ready HTTP/1.1\r\nHost: whatever\r\n\r\n").answer("GET"); res.StatusCode != 200 {
@@ -217,20 +226,8 @@ func TestReadinessIsAnsweredAheadOfRouting(t *testing.T) {
 
 // Counts every allocation of the process: client, gateway and upstream together make none per request.
 func TestPlainRequestAllocatesNothing(t *testing.T) {
-	eachSecure(t, func(t *testing.T, start starter) {
-		answer := []byte("HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 5\r\n\r\nhello")
-		up := scripted(t, func(_ int, c *raw) {
-			b := make([]byte, 4096)
-			for {
-				if n, err := c.Conn.Read(b); n == 0 || err != nil {
-					return
-				}
-				if _, err := c.Write(answer); err != nil {
-					return
-				}
-			}
-		})
-		w := start(t, up, setup{silent: true, document: strings.Replace(plainDocument, "timeout: 3s", "timeout: 3s, limits: {tenant: 1000000/second}", 1)})
+	eachAlone(t, func(t *testing.T, start starter) {
+		w := start(t, quickly(t), setup{silent: true, document: strings.Replace(plainDocument, "timeout: 20s", "timeout: 20s, limits: {tenant: 1000000/second}", 1)})
 		c, req, b := w.dial(), []byte(get("/v1/orders/7")), make([]byte, 4096)
 		once := func() {
 			if _, err := c.Write(req); err != nil {
@@ -247,7 +244,7 @@ func TestPlainRequestAllocatesNothing(t *testing.T) {
 		if w.trust != nil {
 			allowed += 2 // crypto/tls makes one for each read, here and in the client
 		}
-		if n := testing.AllocsPerRun(2000, once); n > allowed {
+		if n := allocsPerRun(2000, once); n > allowed {
 			t.Fatalf("%v allocations per request", n)
 		}
 	})

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"io"
 	"time"
 
 	"github.com/cellgate/cellgate/internal/sockpeek"
@@ -14,6 +15,9 @@ type h1Answer struct {
 	broken  bool // the client could not be written to
 	aborted bool
 	left    bool // whole in out, to be sent by turnOver
+	begun   bool
+	asked   bool  // the client was sent something to see whether it is there
+	seen    int64 // of the body, when it was last looked whether it is
 }
 
 func (a *h1Answer) begin(c *conn) {
@@ -35,6 +39,7 @@ func (a *h1Answer) finish(c *conn) {
 // head writes the status line, the fields, and the framing that this client understands.
 func (c *conn) head(length int64, none bool) {
 	*c.out, c.answer.Framing = relay.AppendHead((*c.out)[:0], c.x, length, none)
+	c.answer.begun = true
 }
 
 // data appends body. What doesn't fit behind what is waiting goes out in a write of its own.
@@ -61,11 +66,19 @@ func (c *conn) flush() error {
 	if len(*c.out) == 0 {
 		return nil
 	}
-	c.armWrite(c.x.Deadline)
+	c.armWrite(c.takeBy())
 	_, err := c.nc.Write(*c.out)
 	*c.out = (*c.out)[:0]
 	c.answer.broken = c.answer.broken || err != nil
 	return err
+}
+
+// takeBy is when what is written now must have been taken. Most exchanges end sooner, and need no clock for it.
+func (c *conn) takeBy() time.Time {
+	if most := c.e.opts.TakeTime; c.x.Deadline.Sub(c.x.Start) > most {
+		return relay.TakeBy(time.Now(), most, c.x.Deadline)
+	}
+	return c.x.Deadline
 }
 
 // armWrite makes writes fail at the deadline or a few seconds later.
@@ -103,4 +116,26 @@ func (c *conn) abort() {
 	}
 }
 
-func (c *conn) gone() bool { return c.peek.Look() == sockpeek.Gone }
+func (c *conn) gone() bool {
+	return c.peek.Look() == sockpeek.Gone && (c.peek.Dead() || !c.listens())
+}
+
+// listens says whether a client that has ended its sending is there. TCP tells only once something is sent: to one that is
+// gone that comes back as a reset. An answer under way is enough, unless there was none of it since the last look; ahead of
+// it, it is 100 Continue, which means nothing to a client that hasn't asked for it (RFC 9110, section 15.2.1).
+func (c *conn) listens() bool {
+	a := &c.answer
+	switch {
+	case a.begun:
+		more := c.x.BytesOut > a.seen
+		a.seen = c.x.BytesOut
+		return more
+	case c.x.Request.Minor == 0:
+		return false
+	case !a.asked:
+		a.asked = true
+		_, err := io.WriteString(c.nc, relay.Continue)
+		return err == nil
+	}
+	return true
+}

@@ -2,12 +2,14 @@ package engine
 
 import (
 	"errors"
+	"io"
 	"os"
 	"runtime"
 	"sync"
 	"time"
 
 	"github.com/cellgate/cellgate/proxy/http2"
+	"github.com/cellgate/cellgate/proxy/relay"
 )
 
 // h2Front keeps the HTTP/2 connections of an engine.
@@ -169,7 +171,7 @@ func (q *h2conn) wakeWriters() {
 	q.wanting = false
 	for s := range q.codec.Held {
 		if !s.Stalled() {
-			s.Owner.(*stream).mayWrite.signal()
+			s.Owner.(*stream).mayWrite.Signal()
 		}
 	}
 }
@@ -206,8 +208,37 @@ func (q *h2conn) read(b []byte) (gone bool) {
 		n, err := c.nc.Read(*c.buf)
 		b = (*c.buf)[:n]
 		c.last = time.Now()
+		if n == 0 && errors.Is(err, io.EOF) {
+			return q.hungUp()
+		}
 		if n == 0 && !errors.Is(err, os.ErrDeadlineExceeded) {
 			return true
+		}
+	}
+}
+
+// hungUp goes on for a client that has ended its sending, until all is answered that it has asked for whole, or it is gone.
+func (q *h2conn) hungUp() (gone bool) {
+	q.lock()
+	q.codec.HungUp(q.c.last)
+	for s := range q.codec.Held {
+		if s.Gone() {
+			s.Owner.(*stream).signal()
+		}
+	}
+	q.unlock(true)
+	over := make(chan struct{})
+	go func() { defer close(over); q.work.Wait() }()
+	tick := time.NewTicker(relay.LookAfter)
+	defer tick.Stop()
+	for {
+		select {
+		case <-over:
+			return false
+		case <-tick.C:
+			if q.c.peek.Dead() {
+				return true
+			}
 		}
 	}
 }
@@ -272,12 +303,12 @@ func (q *h2conn) happened(ev http2.Event) {
 		go q.spare.serve(ev.Err)
 		q.spare = newStream(q)
 	case http2.Readable:
-		ev.Stream.Owner.(*stream).mayRead.signal()
+		ev.Stream.Owner.(*stream).mayRead.Signal()
 	case http2.Ended:
 		ev.Stream.Owner.(*stream).signal()
 	case http2.Writable:
 		if ev.Stream != nil {
-			ev.Stream.Owner.(*stream).mayWrite.signal()
+			ev.Stream.Owner.(*stream).mayWrite.Signal()
 		} else {
 			q.wakeWriters()
 		}

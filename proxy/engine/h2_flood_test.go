@@ -93,6 +93,7 @@ func (w *world) quiet() {
 
 // Every flood ends its own connection with ENHANCE_YOUR_CALM, is counted, and leaves nothing behind; others are served.
 func TestHTTP2FloodsEndTheirOwnConnection(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		w := start(t, handler(t, echo), setup{silent: true})
 		for name, one := range map[string]func(f *frames, n uint32) error{
@@ -150,9 +151,10 @@ func TestHTTP2FloodsEndTheirOwnConnection(t *testing.T) {
 
 // Answers that a client doesn't take hold up nobody else's on the same connection.
 func TestOneStalledHTTP2StreamStallsNoOther(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		big := bytes.Repeat([]byte("x"), 80_000)
-		w := start(t, handler(t, func(w http.ResponseWriter, r *http.Request) { _, _ = w.Write(big) }), setup{silent: true, document: strings.Replace(plainDocument, "3s", "30s", 1)})
+		w := start(t, handler(t, func(w http.ResponseWriter, r *http.Request) { _, _ = w.Write(big) }), setup{silent: true, document: strings.Replace(plainDocument, "20s", "30s", 1)})
 		f := w.frames()
 		_ = f.WriteWindowUpdate(0, 1<<30)
 		const n = 100
@@ -184,9 +186,10 @@ func TestOneStalledHTTP2StreamStallsNoOther(t *testing.T) {
 
 // A client that never opens its windows holds an exchange until its deadline at most.
 func TestHTTP2StreamsWithoutAWindowEndWithTheDeadline(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		w := start(t, handler(t, func(w http.ResponseWriter, r *http.Request) { _, _ = w.Write(make([]byte, 200_000)) }),
-			setup{document: strings.Replace(plainDocument, "3s", "1s", 1)})
+			setup{document: strings.Replace(plainDocument, "20s", "1s", 1)})
 		f := w.frames(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
 		for i := range uint32(20) {
 			f.head(2*i+1, true)
@@ -204,8 +207,9 @@ func TestHTTP2StreamsWithoutAWindowEndWithTheDeadline(t *testing.T) {
 }
 
 func TestHTTP2BodiesThatDontComeAreAnswered408(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
-		w := start(t, handler(t, echo), setup{document: strings.Replace(plainDocument, "3s", "200ms", 1)})
+		w := start(t, handler(t, echo), setup{document: strings.Replace(plainDocument, "20s", "200ms", 1)})
 		for _, length := range []string{"5", "50000"} { // read ahead, and streamed
 			f := w.frames()
 			h := answerOf(f.head(1, false, "content-length", length), 1)
@@ -221,6 +225,7 @@ func TestHTTP2BodiesThatDontComeAreAnswered408(t *testing.T) {
 
 // Whoever sends another protocol's preface understands no answer in HTTP/1 (RFC 9113, section 3.4).
 func TestWhatIsNotHTTPGetsNoAnswer(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		w := start(t, handler(t, echo), setup{})
 		w.dial().send("INVALID CONNECTION PREFACE\r\n\r\n").closed()
@@ -231,6 +236,7 @@ func TestWhatIsNotHTTPGetsNoAnswer(t *testing.T) {
 }
 
 func TestHalfAnHTTP2HeadEndsTheConnection(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		w := start(t, handler(t, echo), setup{engine: Options{HeaderTime: 100 * time.Millisecond}})
 		f := w.frames()
@@ -242,6 +248,7 @@ func TestHalfAnHTTP2HeadEndsTheConnection(t *testing.T) {
 }
 
 func TestHTTP2IdleConnectionsEnd(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		w := start(t, handler(t, echo), setup{engine: Options{Idle: 100 * time.Millisecond}})
 		f := w.frames()
@@ -259,6 +266,7 @@ func TestHTTP2IdleConnectionsEnd(t *testing.T) {
 
 // The two steps of a graceful end (RFC 9113, section 6.8): nothing is refused before the client has seen the first.
 func TestDrainSaysGoAwayTwice(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		inside, release := make(chan struct{}, 2), make(chan struct{})
 		w := start(t, handler(t, func(rw http.ResponseWriter, r *http.Request) {
@@ -295,6 +303,7 @@ func TestDrainSaysGoAwayTwice(t *testing.T) {
 
 // An answer that comes before the body has come reaches the client, and the upstream's connection is used no more (G23, G7).
 func TestHTTP2EarlyAnswersAreDelivered(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		var conns atomic.Int32
 		w := start(t, scripted(t, func(n int, c *raw) {
@@ -331,6 +340,7 @@ func TestHTTP2EarlyAnswersAreDelivered(t *testing.T) {
 }
 
 func TestHTTP2ExpectationIsAnsweredWhenTheBodyIsWanted(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		w := start(t, handler(t, echo), setup{})
 		for _, length := range []string{"5", "20000"} {
@@ -358,6 +368,7 @@ func TestHTTP2ExpectationIsAnsweredWhenTheBodyIsWanted(t *testing.T) {
 
 // Cancelling reaches the upstream, and the exchange is over at once.
 func TestHTTP2CancelReachesTheUpstream(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		cut := make(chan struct{})
 		inside := make(chan struct{})
@@ -386,6 +397,7 @@ func TestHTTP2CancelReachesTheUpstream(t *testing.T) {
 
 // Whatever frames come in whatever order, the node answers or closes, and nothing is left.
 func TestHostileFramesNeverHurtTheNode(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		w := start(t, handler(t, echo), setup{silent: true, engine: Options{HeaderTime: 80 * time.Millisecond}})
 		var wg sync.WaitGroup

@@ -7,11 +7,16 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"encoding/binary"
+	"encoding/pem"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -32,7 +37,19 @@ func (w *world) h2c(dials *atomic.Int32) *http.Client {
 		return (&net.Dialer{}).DialContext(ctx, network, w.addr)
 	}}
 	w.t.Cleanup(tr.CloseIdleConnections)
-	return &http.Client{Transport: tr, Timeout: 8 * time.Second}
+	return &http.Client{Transport: sparing{tr}, Timeout: patience}
+}
+
+// sparing asks again where the client gives a request to a connection that it knows to be gone: x/net does so once with one that
+// was closed before its first request, to let its user know.
+type sparing struct{ http.RoundTripper }
+
+func (s sparing) RoundTrip(r *http.Request) (*http.Response, error) {
+	res, err := s.RoundTripper.RoundTrip(r)
+	for err != nil && strings.Contains(err.Error(), "client conn could not be established") {
+		res, err = s.RoundTripper.RoundTrip(r)
+	}
+	return res, err
 }
 
 func read(t testing.TB, res *http.Response, err error) string {
@@ -49,6 +66,7 @@ func read(t testing.TB, res *http.Response, err error) string {
 }
 
 func TestHTTP2GoesThroughTheSamePipeline(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		w := start(t, handler(t, echo), setup{})
 		c := w.h2c(nil)
@@ -69,6 +87,7 @@ func TestHTTP2GoesThroughTheSamePipeline(t *testing.T) {
 }
 
 func TestHTTP2StreamsBothWaysWithTrailers(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		w := start(t, handler(t, func(w http.ResponseWriter, r *http.Request) {
 			_ = http.NewResponseController(w).EnableFullDuplex()
@@ -110,6 +129,7 @@ func TestHTTP2StreamsBothWaysWithTrailers(t *testing.T) {
 }
 
 func TestHTTP2StreamIsResetWhenTheUpstreamDies(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		w := start(t, scripted(t, func(_ int, c *raw) {
 			c.request()
@@ -127,8 +147,9 @@ func TestHTTP2StreamIsResetWhenTheUpstreamDies(t *testing.T) {
 }
 
 func TestReconnectMovesHTTP2ClientsWithoutAFailure(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
-		w := start(t, handler(t, echo), setup{engine: Options{LeaveOver: time.Millisecond}})
+		w := start(t, handler(t, echo), setup{engine: Options{LeaveOver: 20 * time.Millisecond}})
 		var dials atomic.Int32
 		c := w.h2c(&dials)
 		for i := range 30 {
@@ -140,7 +161,7 @@ func TestReconnectMovesHTTP2ClientsWithoutAFailure(t *testing.T) {
 			}
 			res, err := c.Get("http://a.example/")
 			read(t, res, err)
-			time.Sleep(5 * time.Millisecond)
+			time.Sleep(25 * time.Millisecond)
 		}
 		if n := dials.Load(); n < 5 {
 			t.Fatalf("only %d connections although clients were asked to leave", n)
@@ -158,6 +179,7 @@ func TestReconnectMovesHTTP2ClientsWithoutAFailure(t *testing.T) {
 
 // What HTTP/1 is refused for, HTTP/2 is refused for.
 func TestHTTP2LengthsAndExpectationsAreAsStrictAsHTTP1s(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		w := start(t, handler(t, echo), setup{})
 		for name, c := range map[string]struct {
@@ -222,5 +244,205 @@ func rawStream(t *testing.T, addr string, fields []string, body string) (status 
 				return status, why
 			}
 		}
+	}
+}
+
+// Where the upstream takes TLS, an HTTP/2 stream is carried out all the same, beside others on its connection.
+func TestHTTP2ReachesUpstreamsOverTLS(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, start starter) {
+		cert, _ := selfSigned(t)
+		came, gone := make(chan struct{}), make(chan struct{})
+		up := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/wait" {
+				close(came)
+				<-r.Context().Done()
+				close(gone)
+				return
+			}
+			_ = http.NewResponseController(w).EnableFullDuplex()
+			w.Header().Set("Trailer", "X-Back")
+			_, _ = io.Copy(w, r.Body)
+			w.Header().Set("X-Back", r.Trailer.Get("X-Sum"))
+		}))
+		up.TLS = &tls.Config{Certificates: []tls.Certificate{cert}}
+		up.StartTLS()
+		defer up.Close()
+		ca := fmt.Sprintf("%q", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Certificate[0]}))
+		ca = strings.ReplaceAll(ca, "UP", `\u0055P`) // it stands for something else in documents here
+		w := start(t, up.Listener.Addr().String(), setup{document: strings.Replace(plainDocument, `["UP"]`, fmt.Sprintf(`["UP"], tls: {ca: %s, server_name: a.example}`, ca), 1)})
+		c := w.h2c(nil)
+		big := bytes.Repeat([]byte("0123456789"), 100_000)
+		var all sync.WaitGroup
+		for i := range 20 {
+			all.Go(func() {
+				body := big[:len(big)/(1+i*i*i)]
+				req, _ := http.NewRequest("POST", "http://a.example/", bytes.NewReader(body))
+				if i%2 == 0 {
+					req.ContentLength = -1
+					req.Trailer = http.Header{"X-Sum": {"42"}}
+				}
+				res, err := c.Do(req)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer res.Body.Close()
+				if got, err := io.ReadAll(res.Body); err != nil || !bytes.Equal(got, body) || i%2 == 0 && res.Trailer.Get("X-Back") != "42" {
+					t.Errorf("%d of %d bytes, %v, %v", len(got), len(body), res.Trailer, err)
+				}
+			})
+		}
+		all.Wait()
+		f := w.frames()
+		f.head(1, false, "content-length", "5", "expect", "100-continue")
+		if h := answerOf(f, 1); h.PseudoValue("status") != "100" {
+			t.Fatal(h.Fields)
+		}
+		_ = f.WriteData(1, true, []byte("hello"))
+		if h := answerOf(f, 1); h.PseudoValue("status") != "200" {
+			t.Fatal(h.Fields)
+		}
+		f.head(5, true, ":path", "/wait")
+		<-came
+		_ = f.WriteRSTStream(5, http2.ErrCodeCancel)
+		<-gone
+		f.head(7, true, ":path", "/wait2")
+		if h := answerOf(f, 7); h.PseudoValue("status") != "200" {
+			t.Fatal(h.Fields)
+		}
+		w.quiet()
+	})
+}
+
+// An own answer waits for the client's window as any other does.
+func TestHTTP2OwnAnswersKeepToTheWindow(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, start starter) {
+		w := start(t, handler(t, echo), setup{silent: true})
+		f := w.frames(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+		for i, fields := range [][]string{{":path", "/%2f"}, {"content-length", "99999999"}} {
+			id := uint32(2*i + 1)
+			h := answerOf(f.head(id, i == 0, fields...), id)
+			length, _ := strconv.Atoi(h.Fields[len(h.Fields)-1].Value)
+			if f.WriteWindowUpdate(id, 10) != nil || length < 100 {
+				t.Fatal(h.Fields)
+			}
+			got := 0
+			for ended := false; !ended; {
+				d := until(f, func(*http2.DataFrame) bool { return true })
+				if got += len(d.Data()); got == 10 {
+					_ = f.WriteWindowUpdate(id, 1000)
+				}
+				ended = d.StreamEnded()
+			}
+			if got != length {
+				t.Fatalf("%d bytes of %d", got, length)
+			}
+		}
+		w.quiet()
+	})
+}
+
+// Streams that share a window which is too small for all get on side by side. Goroutines do so by chance.
+func TestHTTP2StreamsShareTheWindow(t *testing.T) {
+	kind := engines()["loop"]
+	if kind == nil {
+		return // there is none on this system
+	}
+	w := start(t, kind, handler(t, func(w http.ResponseWriter, r *http.Request) { _, _ = w.Write(make([]byte, 1<<20)) }),
+		setup{silent: true, document: strings.Replace(plainDocument, "20s", "30s", 1)})
+	f := w.frames(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 20})
+	const streams = 8
+	for i := range uint32(streams) {
+		f.head(2*i+1, true)
+	}
+	for range streams { // what has not begun can get no share
+		until(f, func(*http2.MetaHeadersFrame) bool { return true })
+	}
+	_ = f.WriteWindowUpdate(0, 1<<16-1)
+	got, all := map[uint32]int{}, 0
+	for all < streams<<18 { // a quarter of everything
+		d := until(f, func(*http2.DataFrame) bool { return true })
+		n := len(d.Data())
+		got[d.StreamID] += n
+		all += n
+		_ = f.WriteWindowUpdate(0, uint32(n))
+	}
+	for i := range uint32(streams) {
+		if n := got[2*i+1]; n < 1<<16 {
+			t.Errorf("stream %d got %d bytes of %d", 2*i+1, n, all)
+		}
+	}
+}
+
+// quickly is an upstream that answers every request at once, without allocating.
+func quickly(t testing.TB) string {
+	answer := []byte("HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 5\r\n\r\nhello")
+	return scripted(t, func(_ int, c *raw) {
+		b := make([]byte, 4096)
+		for {
+			if n, err := c.Conn.Read(b); n == 0 || err != nil {
+				return
+			}
+			if _, err := c.Write(answer); err != nil {
+				return
+			}
+		}
+	})
+}
+
+// Counts every allocation of the process: client, gateway and upstream together make none per request on the
+// loops. Goroutines and their waits have a few of their own.
+func TestHTTP2RequestAllocatesNothing(t *testing.T) {
+	kind := engines()["loop"]
+	if kind == nil {
+		return // there is none on this system
+	}
+	cert, roots := selfSigned(t)
+	for _, secure := range []bool{false, true} {
+		t.Run(fmt.Sprintf("TLS %v", secure), func(t *testing.T) {
+			s := setup{silent: true}
+			if secure {
+				s.tls = &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS12}
+			}
+			w := start(t, kind, quickly(t), s)
+			if secure {
+				w.trust = &tls.Config{RootCAs: roots, ServerName: "a.example", NextProtos: []string{"h2"}}
+			}
+			c, b := w.dial(), make([]byte, 1<<16)
+			c.send(http2.ClientPreface + "\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+			block := "\x82\x86\x84\x01\x09a.example"
+			req := append([]byte{0, 0, byte(len(block)), 1, 5, 0, 0, 0, 0}, block...)
+			id := uint32(1)
+			once := func() {
+				binary.BigEndian.PutUint32(req[5:], id)
+				if _, err := c.Write(req); err != nil {
+					t.Fatal(err)
+				}
+				for got, ended := 0, false; !ended; {
+					n, err := c.Conn.Read(b[got:])
+					if got += n; n == 0 || err != nil {
+						t.Fatal(err)
+					}
+					for got >= 9 && got >= 9+int(b[1])<<8+int(b[2]) {
+						size := 9 + int(b[1])<<8 + int(b[2])
+						ended = ended || binary.BigEndian.Uint32(b[5:]) == id && b[4]&1 != 0
+						got = copy(b, b[size:got])
+					}
+				}
+				id += 2
+			}
+			for range 50 {
+				once()
+			}
+			allowed := float64(allocsAllowed)
+			if secure {
+				allowed += 2 // crypto/tls makes one for each read, here and in the client
+			}
+			if n := allocsPerRun(2000, once); n > allowed {
+				t.Fatalf("%v allocations per request", n)
+			}
+		})
 	}
 }

@@ -2,10 +2,10 @@ package engine
 
 import (
 	"io"
-	"strconv"
 	"sync"
 	"time"
 
+	"github.com/cellgate/cellgate/internal/waiter"
 	"github.com/cellgate/cellgate/proxy"
 	"github.com/cellgate/cellgate/proxy/http1"
 	"github.com/cellgate/cellgate/proxy/http2"
@@ -24,49 +24,16 @@ type stream struct {
 	continued bool  // the client need not wait for 100 Continue; guarded
 	stopped   bool  // nobody wants the rest of the body; guarded
 
-	mayRead, mayWrite waiter
-}
-
-// waiter lets one goroutine wait for a signal of others. A signal that nobody waits for is kept.
-type waiter struct {
-	ch    chan struct{}
-	timer *time.Timer
-}
-
-func (w *waiter) signal() {
-	select {
-	case w.ch <- struct{}{}:
-	default:
-	}
-}
-
-// wait says whether a signal came before the time.
-func (w *waiter) wait(by time.Time) bool {
-	d := time.Until(by)
-	if d <= 0 {
-		return false
-	}
-	if w.timer == nil {
-		w.timer = time.NewTimer(d)
-	} else {
-		w.timer.Reset(d)
-	}
-	defer w.timer.Stop()
-	select {
-	case <-w.ch:
-		return true
-	case <-w.timer.C:
-		return false
-	}
+	mayRead, mayWrite waiter.Waiter
 }
 
 func (s *stream) signal() {
-	s.mayRead.signal()
-	s.mayWrite.signal()
+	s.mayRead.Signal()
+	s.mayWrite.Signal()
 }
 
 var streams = sync.Pool{New: func() any {
-	s := &stream{mayRead: waiter{ch: make(chan struct{}, 1)}, mayWrite: waiter{ch: make(chan struct{}, 1)}}
+	s := &stream{mayRead: waiter.New(), mayWrite: waiter.New()}
 	s.Owner = s
 	return s
 }}
@@ -141,7 +108,7 @@ func (s *stream) Read(p []byte) (int, error) {
 		if s.got += int64(n); n > 0 || err != nil {
 			return n, err
 		}
-		if !s.mayRead.wait(relay.BodyDeadline(s.start, s.got, s.x.Deadline)) {
+		if !s.mayRead.Wait(relay.BodyDeadline(s.start, s.got, s.x.Deadline)) {
 			return 0, errBodyTimeout
 		}
 	}
@@ -180,7 +147,7 @@ func (s *stream) whole() ([]byte, bool, error) {
 		if !wait {
 			return b, ok, err
 		}
-		if !s.mayRead.wait(relay.BodyDeadline(s.start, int64(len(b)), s.x.Deadline)) {
+		if !s.mayRead.Wait(relay.BodyDeadline(s.start, int64(len(b)), s.x.Deadline)) {
 			return nil, false, errBodyTimeout
 		}
 	}
@@ -217,7 +184,7 @@ func (s *stream) interrupt() {
 	s.q.mu.Lock()
 	s.stopped = true
 	s.q.mu.Unlock()
-	s.mayRead.signal()
+	s.mayRead.Signal()
 }
 
 func (s *stream) head(length int64, none bool) {
@@ -225,11 +192,7 @@ func (s *stream) head(length int64, none bool) {
 	q.lock()
 	defer q.unlock(false)
 	if q.codec.BeginHead(&s.Stream, s.x.Status) {
-		s.x.EachField(func(name, value string) { http2.PutField(&q.codec, name, value) })
-		if length >= 0 && s.x.Status != 204 {
-			var digits [20]byte
-			http2.PutField(&q.codec, "content-length", strconv.AppendInt(digits[:0], length, 10))
-		}
+		q.codec.PutBlock(func(dst []byte) []byte { return relay.AppendBlock(dst, s.x, length) })
 		q.codec.EndHead(&s.Stream, length, none)
 	}
 	if s.old || s.x.Draining() {
@@ -242,12 +205,15 @@ const early = 16 << 10
 
 // data takes what the windows allow; for the rest it waits.
 func (s *stream) data(p []byte) error {
-	for {
+	for by := (time.Time{}); ; {
 		n, err := s.write(p)
 		if p = p[n:]; len(p) == 0 || err != nil {
 			return err
 		}
-		if !s.mayWrite.wait(s.x.Deadline.Add(time.Second)) {
+		if by.IsZero() {
+			by = relay.TakeBy(time.Now(), s.q.c.e.opts.TakeTime, s.x.Deadline.Add(time.Second))
+		}
+		if !s.mayWrite.Wait(by) {
 			return errClientGone
 		}
 	}
@@ -286,25 +252,13 @@ func (s *stream) end(trailers *http1.Head) error {
 
 // trailing ends the answer with trailers, if there are any that pass.
 func (s *stream) trailing(trailers *http1.Head) bool {
-	if trailers == nil {
+	block := relay.AppendTrailers(nil, trailers)
+	if len(block) == 0 || !s.q.codec.BeginHead(&s.Stream, 0) {
 		return false
 	}
-	begun := false
-	for i := range trailers.Fields() {
-		f := &trailers.Fields()[i]
-		if f.Drop {
-			continue
-		}
-		if !begun && !s.q.codec.BeginHead(&s.Stream, 0) {
-			return false
-		}
-		begun = true
-		http2.PutField(&s.q.codec, trailers.Name(f), trailers.Value(f))
-	}
-	if begun {
-		s.q.codec.EndHead(&s.Stream, -1, true)
-	}
-	return begun
+	s.q.codec.PutBlock(func(dst []byte) []byte { return append(dst, block...) })
+	s.q.codec.EndHead(&s.Stream, -1, true)
+	return true
 }
 
 func (s *stream) abort() {

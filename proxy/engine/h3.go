@@ -34,10 +34,12 @@ const (
 	h3Grace  = time.Second
 	h3Linger = 2 * time.Second
 
-	// Bytes beside requests that a connection may send: at once, and more with each request.
-	h3Spare      = 64 << 10
-	h3PerRequest = 1 << 10
-	h3Empty      = 256 // what a stream counts for that carries no request
+	// Bytes beside requests that a connection may send: at once, in a second, and more with each whole answer.
+	h3Spare     = 64 << 10
+	h3Rate      = 16 << 10
+	h3PerAnswer = 1 << 10
+	h3Empty     = 256 // what a stream counts for that carries no request, or one that its client gives up
+	h3Head      = 16  // and a frame that carries nothing: reading many costs more than sending them
 )
 
 // h3Listener is a UDP socket that takes QUIC connections.
@@ -53,6 +55,7 @@ type h3Listener struct {
 func (e *Engine) listenQUIC(l Listener) (*h3Listener, error) {
 	h := &h3Listener{e: e, udp: l.UDP}
 	h.transport = &quic.Transport{Conn: l.UDP, ConnectionIDLength: 12, VerifySourceAddress: h.suspicious, ConnContext: h.begin}
+	h.transport.ConnectionIDGenerator, _ = l.UDP.(quic.ConnectionIDGenerator)
 	if l.Secret != nil {
 		reset, token := quic.StatelessResetKey(l.Secret("QUIC stateless reset")), quic.TokenGeneratorKey(l.Secret("QUIC token"))
 		h.transport.StatelessResetKey, h.transport.TokenGeneratorKey = &reset, &token
@@ -110,7 +113,20 @@ func (h *h3Listener) accept() error {
 }
 
 func (h *h3Listener) quiesce() error { return nil }
-func (h *h3Listener) close()         { _ = h.listener.Close() }
+
+// close refuses handshakes under way. Where a successor takes those that begin now, they are awaited.
+func (h *h3Listener) close() {
+	if u, ok := h.udp.(interface{ Left() bool }); !ok || !u.Left() {
+		_ = h.listener.Close()
+		return
+	}
+	h.e.wg.Go(func() {
+		for end := time.Now().Add(h.e.opts.HeaderTime); h.pending.Load() > 0 && time.Now().Before(end); {
+			time.Sleep(10 * time.Millisecond)
+		}
+		_ = h.listener.Close()
+	})
+}
 
 func (h *h3Listener) release() {
 	_ = h.transport.Close()
@@ -124,7 +140,7 @@ type h3Conn struct {
 	control *quic.SendStream
 	old     atomic.Int64          // unix nanoseconds from which the client is asked to leave
 	wake    chan struct{}         // keep looks again
-	allowed atomic.Int64          // bytes beside requests that may still come
+	allowed *allowance            // of what comes beside requests, and of requests that are given up
 	opened  [uniTypes]atomic.Bool // which of the client's streams there may be but one of are there
 
 	mu     sync.Mutex
@@ -139,8 +155,7 @@ const uniTypes = http3.StreamDecoder + 1
 
 func (e *Engine) serveQUIC(qc *quic.Conn) {
 	now := time.Now()
-	c := &h3Conn{e: e, qc: qc, wake: make(chan struct{}, 1), refuse: http3.MaxStreamID, last: now}
-	c.allowed.Store(h3Spare)
+	c := &h3Conn{e: e, qc: qc, wake: make(chan struct{}, 1), refuse: http3.MaxStreamID, last: now, allowed: newAllowance(h3Spare, h3Rate, now)}
 	c.old.Store(e.age(now).UnixNano())
 	e.mu.Lock()
 	e.quic[c] = struct{}{}
@@ -329,7 +344,7 @@ func (c *h3Conn) acceptUni(parts *sync.WaitGroup) {
 
 // charge takes bytes that bring nothing from what the connection may send of them.
 func (c *h3Conn) charge(n int) bool {
-	if c.allowed.Add(-int64(n)) < 0 {
+	if !c.allowed.spend(n, time.Now()) {
 		c.fail(http3.ExcessiveLoad)
 		return false
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/cellgate/cellgate/proxy/http1"
 	"github.com/cellgate/cellgate/proxy/http3"
 	"github.com/cellgate/cellgate/proxy/relay"
+	"github.com/cellgate/cellgate/reason"
 )
 
 // h3Stream is the client's side of an exchange over HTTP/3.
@@ -78,12 +79,15 @@ func (s *h3Stream) run() {
 		s.c.charge(h3Empty)
 		return
 	case err != nil:
-		s.c.allowed.Add(h3PerRequest)
 		x.Refuse(headReason(err))
 		answer(x, s, true)
 	default:
-		s.c.allowed.Add(h3PerRequest)
 		drive(x, s)
+	}
+	if s.gone() || x.Reason == reason.ClientGone { // CVE-2023-44487's kin: asked and given up, again and again
+		s.c.charge(h3Empty)
+	} else if !s.aborted {
+		s.c.allowed.earn(h3PerAnswer)
 	}
 	x.Finish(time.Now())
 	x.Scratch = x.Request.Scratch()
@@ -188,6 +192,9 @@ func (s *h3Stream) frame() (typ, length uint64, err error) {
 		}
 		if !http3.OnRequests(typ) {
 			s.c.fail(http3.FrameUnexpected)
+			return 0, 0, errQuiet
+		}
+		if !s.c.charge(h3Head) {
 			return 0, 0, errQuiet
 		}
 		if err := s.skip(length); err != nil {
@@ -296,7 +303,9 @@ func (s *h3Stream) piece() error {
 			s.c.fail(http3.FrameUnexpected)
 			return errClientGone
 		case typ == http3.FrameData:
-			s.left = length
+			if s.left = length; length == 0 && !s.c.charge(h3Head) {
+				return errClientGone
+			}
 		default:
 			if err := s.readTrailers(length); err != nil {
 				return err
@@ -434,8 +443,16 @@ func (s *h3Stream) data(p []byte) error {
 	if err := s.flush(); err != nil {
 		return err
 	}
+	s.armWrite()
 	_, err := s.str.Write(p)
 	return err
+}
+
+// armWrite makes a write fail that the client doesn't take. Where the exchange ends sooner, head has said when.
+func (s *h3Stream) armWrite() {
+	if most := s.c.e.opts.TakeTime; s.x.Deadline.Sub(s.start) > most {
+		_ = s.str.SetWriteDeadline(relay.TakeBy(time.Now(), most, s.x.Deadline.Add(time.Second)))
+	}
 }
 
 // flush writes what waits. It takes as long as the client's windows make it, so nothing piles up behind a slow reader.
@@ -443,6 +460,7 @@ func (s *h3Stream) flush() error {
 	if len(s.out) == 0 {
 		return nil
 	}
+	s.armWrite()
 	_, err := s.str.Write(s.out)
 	s.out = s.out[:0]
 	return err

@@ -10,8 +10,9 @@ import (
 
 // Who asks for new keys over and over and doesn't read the answers is not read from for ever.
 func TestKeysThatAreAskedForAndNotReadAreBounded(t *testing.T) {
+	t.Parallel()
 	eachOverTLS(t, func(t *testing.T, start starter) {
-		w := start(t, handler(t, echo), setup{document: strings.Replace(plainDocument, "3s", "60s", 1)})
+		w := start(t, handler(t, echo), setup{document: strings.Replace(plainDocument, "20s", "60s", 1)})
 		nc, _, s := w.sealing()
 		_ = nc.SetDeadline(time.Now().Add(60 * time.Second))
 		_, err := nc.Write(s.record(nil, 23, "POST /x HTTP/1.1\r\nHost: a.example\r\nContent-Length: 1000000\r\n\r\n"))

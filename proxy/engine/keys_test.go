@@ -46,7 +46,7 @@ func (w *world) sealing() (nc net.Conn, c *raw, s *sealer) {
 		w.t.Fatal(err)
 	}
 	w.t.Cleanup(func() { nc.Close() })
-	_ = nc.SetDeadline(time.Now().Add(8 * time.Second))
+	_ = nc.SetDeadline(time.Now().Add(patience))
 	var log bytes.Buffer
 	cfg := w.trust.Clone()
 	cfg.MinVersion, cfg.KeyLogWriter = tls.VersionTLS13, &log
@@ -114,6 +114,7 @@ func (s *sealer) update(b []byte) []byte {
 
 // Every byte of a request may come in a record of its own, and keys change between them.
 func TestKeysMayChangeWithinARequest(t *testing.T) {
+	t.Parallel()
 	eachOverTLS(t, func(t *testing.T, start starter) {
 		w := start(t, handler(t, echo), setup{})
 		nc, c, s := w.sealing()
@@ -137,6 +138,7 @@ func TestKeysMayChangeWithinARequest(t *testing.T) {
 
 // What a client's updates of keys are answered with goes to that client, though nothing else is said to it for now.
 func TestAnswersToNewKeysReachNobodyElse(t *testing.T) {
+	t.Parallel()
 	eachOverTLS(t, func(t *testing.T, start starter) {
 		asked, resume := make(chan bool), make(chan bool)
 		w := start(t, handler(t, func(w http.ResponseWriter, r *http.Request) {

@@ -68,7 +68,12 @@ func newIssuer(t testing.TB) *issuer {
 
 // token is of a length of its own for each subject.
 func (i *issuer) token(t testing.TB, n int) string {
-	payload, _ := json.Marshal(map[string]any{"iss": "i", "aud": "a", "sub": fmt.Sprintf("user-%d-%s", n, strings.Repeat("x", n*7)), "exp": time.Now().Add(time.Hour).Unix()})
+	return i.tokenOf(t, map[string]any{"sub": fmt.Sprintf("user-%d-%s", n, strings.Repeat("x", n*7))})
+}
+
+func (i *issuer) tokenOf(t testing.TB, claims map[string]any) string {
+	claims["iss"], claims["aud"], claims["exp"] = "i", "a", time.Now().Add(time.Hour).Unix()
+	payload, _ := json.Marshal(claims)
 	jws, err := i.sign.Sign(payload)
 	if err != nil {
 		t.Fatal(err)
@@ -112,7 +117,7 @@ func draw(r *mrand.Rand, id string, tokens []string) asked {
 
 // send sends q and says how its answer differs from what it must be.
 func (q asked) send(c *http.Client, addr string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 8*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	if q.hasty {
 		ctx, cancel = context.WithTimeout(context.Background(), 2*time.Millisecond)
 	}
@@ -160,6 +165,7 @@ func (q asked) unlessHasty(err error) error {
 // A crowd on few HTTP/2 connections, beside clients of HTTP/1.1, with tokens, keys, refused and abandoned requests mixed:
 // every answer is that of its own request, and every upstream request has its own caller's fields.
 func TestNoRequestIsMixedUpWithAnother(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		up := handler(t, func(w http.ResponseWriter, r *http.Request) {
 			b, _ := io.ReadAll(r.Body)
@@ -167,7 +173,7 @@ func TestNoRequestIsMixedUpWithAnother(t *testing.T) {
 		})
 		idp := newIssuer(t)
 		w := start(t, up, setup{silent: true, document: strings.Replace(callersDocument, "HASH", auth.HashKey("cg_customer"), 1),
-			auth: callers.NewAuthenticator(idp, time.Now())})
+			auth: callers.NewAuthenticator(callers.Sources{Keys: idp}, time.Now())})
 		var tokens []string
 		for n := range 40 {
 			tokens = append(tokens, idp.token(t, n))

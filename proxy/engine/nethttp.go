@@ -7,18 +7,22 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/cellgate/cellgate/internal/sockclose"
 	"github.com/cellgate/cellgate/proxy"
 	"github.com/cellgate/cellgate/proxy/http1"
 	"github.com/cellgate/cellgate/proxy/http2"
+	"github.com/cellgate/cellgate/proxy/relay"
 )
 
 // NetHTTP is an engine whose HTTP/1.1 and HTTP/2 are the standard library's, before the same pipeline: the oracle that the
 // other engines are compared with, and a switch for the day that one of their codecs fails. HTTP/3 and the listener for
-// other proxies are this package's own. It opens no tunnels, and refuses what net/http refuses in net/http's words.
+// other proxies are this package's own. It opens tunnels over HTTP/1.1 alone, and refuses what net/http refuses in net/http's
+// words.
 type NetHTTP struct{ *Engine }
 
 // NewNetHTTP makes an engine for a server.
@@ -29,14 +33,18 @@ func (n *NetHTTP) Run(ctx context.Context, listeners ...Listener) error {
 	ctx, fail := context.WithCancel(ctx)
 	defer fail()
 	var all errgroup.Group
+	var standard sync.WaitGroup
 	var rest []Listener
 	for _, l := range listeners {
 		if l.UDP != nil || l.Via != nil {
 			rest = append(rest, l)
 			continue
 		}
-		all.Go(func() error { defer fail(); return n.serve(ctx, l) })
+		standard.Add(1)
+		all.Go(func() error { defer standard.Done(); defer fail(); return n.serve(ctx, l) })
 	}
+	release := n.Hold() // tunnels are the engine's, from net/http's connections
+	all.Go(func() error { defer release(); standard.Wait(); return nil })
 	all.Go(func() error { defer fail(); return n.Engine.Run(ctx, rest...) })
 	return all.Wait()
 }
@@ -47,9 +55,9 @@ func (n *NetHTTP) serve(ctx context.Context, l Listener) error {
 	ended := make(chan error, 1)
 	go func() {
 		if l.TLS != nil {
-			ended <- srv.ServeTLS(l, "", "")
+			ended <- srv.ServeTLS(metered{l}, "", "")
 		} else {
-			ended <- srv.Serve(l)
+			ended <- srv.Serve(metered{l})
 		}
 	}()
 	select {
@@ -60,6 +68,12 @@ func (n *NetHTTP) serve(ctx context.Context, l Listener) error {
 	n.server.Drain()
 	hard, cancel := context.WithTimeout(context.Background(), n.opts.HardStop)
 	defer cancel()
+	if err := sockclose.Quiesce(l.Listener); err != nil {
+		n.opts.Log.Warn("drain: connections that wait may be reset", "error", err)
+	}
+	time.Sleep(min(relay.DrainAccept, n.opts.HardStop/4))
+	_ = l.Close()
+	time.Sleep(min(relay.DrainIdle, n.opts.HardStop/2)) // Shutdown would close idle connections at once
 	if srv.Shutdown(hard) != nil {
 		n.opts.Log.Warn("drain: hard stop", "connections", n.server.Connections.Load(), "in_flight", n.server.InFlight.Load())
 		_ = srv.Close()
@@ -76,12 +90,12 @@ func (n *NetHTTP) standard(l Listener) *http.Server {
 	return &http.Server{
 		Handler: http.HandlerFunc(n.handle), TLSConfig: l.TLS.Clone(), Protocols: protocols, DisableGeneralOptionsHandler: true,
 		ReadHeaderTimeout: n.opts.HeaderTime, IdleTimeout: n.opts.Idle, MaxHeaderBytes: http1.MaxHead,
-		HTTP2: &http.HTTP2Config{MaxConcurrentStreams: http2.MaxStreams, MaxReceiveBufferPerStream: http2.StreamWindow,
-			MaxReceiveBufferPerConnection: http2.ConnWindow, SendPingTimeout: 30 * time.Second, PingTimeout: 10 * time.Second, WriteByteTimeout: 30 * time.Second},
+		HTTP2: &http.HTTP2Config{MaxConcurrentStreams: http2.MaxStreams, MaxReadFrameSize: 16 << 10, MaxReceiveBufferPerStream: http2.StreamWindow,
+			MaxReceiveBufferPerConnection: http2.ConnWindow, SendPingTimeout: 30 * time.Second, PingTimeout: 10 * time.Second, WriteByteTimeout: min(30*time.Second, n.opts.TakeTime)},
 		ErrorLog:  log.New(io.Discard, "", 0),
 		ConnState: n.count,
 		ConnContext: func(ctx context.Context, nc net.Conn) context.Context {
-			return context.WithValue(ctx, stdKey{}, &stdConn{altSvc: l.AltSvc, peer: remote(nc), old: n.age(time.Now())})
+			return context.WithValue(ctx, stdKey{}, &stdConn{altSvc: l.AltSvc, peer: remote(nc), old: n.age(time.Now()), meter: meterOf(nc)})
 		},
 	}
 }
@@ -111,6 +125,7 @@ type stdConn struct {
 	altSvc string
 	peer   netip.Addr
 	old    time.Time // from then on the client is asked to leave
+	meter  *meteredConn
 }
 
 type stdKey struct{}
@@ -121,7 +136,8 @@ func (n *NetHTTP) handle(w http.ResponseWriter, r *http.Request) {
 	s.InFlight.Add(1)
 	defer s.InFlight.Add(-1)
 	x := s.Acquire()
-	st := &stdStream{x: x, w: w, r: r, ctl: http.NewResponseController(w), start: time.Now()}
+	st := &stdStream{e: n.Engine, x: x, w: w, r: r, ctl: http.NewResponseController(w), start: time.Now(), most: n.opts.TakeTime, meter: c.meter}
+	st.meter.earn(stdHead)
 	_ = st.ctl.EnableFullDuplex() // HTTP/2 is so anyway
 	x.Start, x.Peer, x.PeerText, x.TLS, x.AltSvc, x.Protocol = st.start, c.peer, c.peer.String(), r.TLS != nil, c.altSvc, r.Proto
 	if r.ProtoMajor == 1 {
@@ -138,9 +154,15 @@ func (n *NetHTTP) handle(w http.ResponseWriter, r *http.Request) {
 		x.Refuse(headReason(err))
 		answer(x, st, false)
 	} else {
-		x.Closing = x.Request.Close || s.Leaving() || st.start.After(c.old)
+		// net/http doesn't tell that a length stood beside the chunks, after which the connection must not go on (RFC 9112, section 6.3).
+		st.old = s.Leaving() || st.start.After(c.old)
+		x.Closing = x.Request.Close || st.old || r.ProtoMajor == 1 && x.Request.Chunked
 		drive(x, st)
+		if r.ProtoMajor == 1 {
+			_ = st.ctl.SetReadDeadline(time.Now().Add(relay.LingerTime)) // for what net/http reads behind the answer
+		}
 	}
+	st.settle()
 	x.Finish(time.Now())
 	s.Release(x)
 }

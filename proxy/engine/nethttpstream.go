@@ -11,19 +11,27 @@ import (
 
 	"github.com/cellgate/cellgate/proxy"
 	"github.com/cellgate/cellgate/proxy/http1"
+	"github.com/cellgate/cellgate/proxy/http2"
 	"github.com/cellgate/cellgate/proxy/relay"
 )
 
 // stdStream is the client's side of an exchange of net/http.
 type stdStream struct {
+	e       *Engine
 	x       *proxy.Exchange
 	w       http.ResponseWriter
 	r       *http.Request
 	ctl     *http.ResponseController
 	start   time.Time
+	old     bool // the client is asked to leave
 	got     int64
+	most    time.Duration // that the client may leave waiting what it is given
+	meter   *meteredConn
 	aborted bool
 	trail   http1.Head
+
+	uncounted bool // the length of the answer's body is not known ahead
+	some      bool // of the body was given
 }
 
 // request writes the head that net/http has read as HTTP/1 and reads it again: so every rule of heads holds here too.
@@ -45,6 +53,9 @@ func (s *stdStream) request() error {
 			b = http1.AppendLine(b, name, v)
 		}
 	}
+	for name := range r.Trailer { // net/http has taken the announcement away
+		b = http1.AppendLine(b, "Trailer", name)
+	}
 	switch {
 	case r.ContentLength < 0:
 		b = append(b, "Transfer-Encoding: chunked\r\n"...)
@@ -53,6 +64,7 @@ func (s *stdStream) request() error {
 	}
 	b = append(b, "\r\n"...)
 	s.x.Scratch = b
+	s.meter.earn(len(b))
 	n, err := s.x.Request.Parse(b)
 	if err == nil && n != len(b) {
 		err = http1.ErrSyntax
@@ -90,6 +102,7 @@ func (s *stdStream) Read(p []byte) (int, error) {
 	_ = s.ctl.SetReadDeadline(relay.BodyDeadline(s.start, s.got, s.x.Deadline))
 	n, err := s.r.Body.Read(p)
 	s.got += int64(n)
+	s.meter.earn(n + n/16)
 	switch {
 	case err == nil || n > 0:
 		return n, nil
@@ -137,10 +150,18 @@ func (s *stdStream) trailers() *http1.Head {
 	return &s.trail
 }
 
+// interrupt makes a client over HTTP/1 that sends on read no error, which would keep net/http from reading what it sends: a close
+// while that comes takes the answer with it. One that sends nothing is waited for a moment.
 func (s *stdStream) interrupt() {
-	_ = s.ctl.SetReadDeadline(time.Unix(1, 0))
+	if s.r.ProtoMajor == 1 {
+		_ = s.ctl.SetReadDeadline(time.Now().Add(nudge))
+		return
+	}
+	_ = s.ctl.SetReadDeadline(past)
 	_ = s.r.Body.Close()
 }
+
+const nudge = 50 * time.Millisecond
 
 func (s *stdStream) gone() bool { return s.r.Context().Err() != nil }
 
@@ -151,24 +172,32 @@ func (s *stdStream) head(length int64, none bool) {
 	if length >= 0 && s.x.Status != 204 {
 		h["Content-Length"] = []string{strconv.FormatInt(length, 10)}
 	}
-	if s.x.Closing {
+	if s.old || s.x.Draining() || s.x.Closing && s.r.ProtoMajor == 1 { // a request that wasn't read whole hinders no other stream
 		h["Connection"] = []string{"close"} // over HTTP/2 it becomes GOAWAY
 	}
 	_ = s.ctl.SetWriteDeadline(s.x.Deadline.Add(time.Second))
 	s.w.WriteHeader(s.x.Status)
-	if length < 0 && !none {
-		_ = s.ctl.Flush() // or net/http would count a short body
-	}
+	s.uncounted = length < 0 && !none
 }
 
 func (s *stdStream) data(p []byte) error {
+	s.some = s.some || len(p) > 0
+	if s.x.Deadline.Sub(s.start) > s.most {
+		_ = s.ctl.SetWriteDeadline(relay.TakeBy(time.Now(), s.most, s.x.Deadline.Add(time.Second)))
+	}
 	_, err := s.w.Write(p)
+	s.meter.earn(len(p) / 64) // the client says that it has taken it
 	return err
 }
 
 func (s *stdStream) flush() error { return s.ctl.Flush() }
 
+// end leaves a head to which nothing was added with net/http: over HTTP/2 it is to be the end as well, which is what callers of
+// gRPC take for an answer of trailers only.
 func (s *stdStream) end(trailers *http1.Head) error {
+	if s.uncounted && s.some {
+		_ = s.ctl.Flush() // or net/http would count a short body
+	}
 	if trailers == nil {
 		return nil
 	}
@@ -181,3 +210,16 @@ func (s *stdStream) end(trailers *http1.Head) error {
 }
 
 func (s *stdStream) abort() { s.aborted = true }
+
+// settle closes the account of the exchange: what nobody has read of the body of a request that was answered was no flood.
+func (s *stdStream) settle() {
+	unread := s.r.ContentLength - s.got
+	switch {
+	case s.gone():
+		s.meter.spend(stdGivenUp)
+	case s.r.ContentLength < 0:
+		s.meter.earn(http2.StreamWindow)
+	case unread > 0:
+		s.meter.earn(int(min(unread, http2.StreamWindow)))
+	}
+}

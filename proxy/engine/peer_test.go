@@ -127,13 +127,14 @@ version: v1
 routes:
   - {id: low, match: {host: a.example, path_prefix: /low}, upstream: up, priority: background, timeout: 3s}
   - {id: high, match: {host: a.example, path_prefix: /high}, upstream: up, priority: critical, timeout: 3s}
-  - {id: few, match: {host: a.example, path_prefix: /few}, upstream: up, timeout: 3s, limits: {tenant: 2/minute}}
-  - {id: any, match: {host: a.example, path_prefix: /any}, upstream: up, timeout: 3s}
+  - {id: few, match: {host: a.example, path_prefix: /few}, upstream: up, timeout: 20s, limits: {tenant: 2/minute}}
+  - {id: any, match: {host: a.example, path_prefix: /any}, upstream: up, timeout: 20s}
 upstreams:
   - {id: up, endpoints: ["UP"]}
 `
 
 func TestARequestOfAnEvacuatedCellIsServedByTheCellThatHasItsClient(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		p := newPair(t, start, priorities)
 		c := p.here.dial()
@@ -173,6 +174,7 @@ func TestARequestOfAnEvacuatedCellIsServedByTheCellThatHasItsClient(t *testing.T
 }
 
 func TestForwardedRequestsAreCountedOnceByTheCellThatServesThem(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		p := newPair(t, start, priorities)
 		c := p.here.dial()
@@ -194,6 +196,7 @@ func TestForwardedRequestsAreCountedOnceByTheCellThatServesThem(t *testing.T) {
 }
 
 func TestThereIsOneHopAtMost(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		p := newPair(t, start, priorities)
 		p.thereTail.pool.Store(p.tail.pool.Load()) // to itself: it would never end
@@ -205,6 +208,7 @@ func TestThereIsOneHopAtMost(t *testing.T) {
 }
 
 func TestWhatCannotBeHandedOnIsServedHere(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		p := newPair(t, start, priorities)
 		c := p.here.dial()
@@ -230,6 +234,7 @@ func TestWhatCannotBeHandedOnIsServedHere(t *testing.T) {
 }
 
 func TestACellWithoutRoomIsNotForcedByPriority(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		p := newPair(t, start, priorities)
 		p.thereTail.admit = func(c cells.Priority) bool { return c == cells.PriorityCritical }
@@ -252,6 +257,7 @@ func TestACellWithoutRoomIsNotForcedByPriority(t *testing.T) {
 }
 
 func TestWhatMayHaveBeenExecutedElsewhereIsNotExecutedAgainHere(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		p := newPair(t, start, priorities)
 		l := listen(t)
@@ -288,6 +294,7 @@ func TestWhatMayHaveBeenExecutedElsewhereIsNotExecutedAgainHere(t *testing.T) {
 }
 
 func TestOnlyAProxyOfTheWorldIsBelievedAboutTheClient(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		p := newPair(t, start, priorities)
 		raw := func(cfg *tls.Config) (*tls.Conn, error) {
@@ -344,6 +351,7 @@ func TestOnlyAProxyOfTheWorldIsBelievedAboutTheClient(t *testing.T) {
 }
 
 func TestHTTP2ClientsOfAnEvacuatedCellAreForwardedAsWell(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		p := newPair(t, start, priorities)
 		protocols := new(http.Protocols)
@@ -369,3 +377,31 @@ func TestHTTP2ClientsOfAnEvacuatedCellAreForwardedAsWell(t *testing.T) {
 }
 
 var _ proxy.Tail = (*elsewhere)(nil)
+
+// A stream of HTTP/2 goes to the other cell, and is served here when that cell can't be had, beside streams that never left.
+func TestHTTP2OfAnEvacuatedCellIsExecutedWhereItsClientBelongs(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, start starter) {
+		p := newPair(t, start, priorities)
+		c := p.here.h2c(nil)
+		for range 3 {
+			req, _ := http.NewRequest("PUT", "http://a.example/any", strings.NewReader("hello"))
+			res, err := c.Do(req)
+			if body := read(t, res, err); body != "hello" || res.Header.Get("X-Cell") != "there" {
+				t.Fatalf("%q %v", body, res.Header)
+			}
+		}
+		p.hits(t, 0, 3)
+		p.stop()
+		res, err := c.Get("http://a.example/any")
+		if read(t, res, err); res.StatusCode != 200 || res.Header.Get("X-Cell") != "here" {
+			t.Fatalf("%d %v", res.StatusCode, res.Header)
+		}
+		p.tail.pool.Store(nil)
+		res, err = c.Get("http://a.example/any")
+		if read(t, res, err); res.Header.Get("X-Cell") != "here" {
+			t.Fatalf("%d %v", res.StatusCode, res.Header)
+		}
+		p.hits(t, 2, 0)
+	})
+}

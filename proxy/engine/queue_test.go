@@ -8,6 +8,7 @@ import (
 // Those who wait in a pool's queue are served one after the other, though clients and upstream are silent otherwise: nothing
 // but the end of one exchange tells of the connection that the next one can have.
 func TestAQueueMovesOnByItself(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		up := scripted(t, func(_ int, c *raw) {
 			for {

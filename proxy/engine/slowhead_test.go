@@ -7,6 +7,7 @@ import (
 
 // The time that a client takes over its head is not its upstream's: neither in the log, nor for balancer and timeouts.
 func TestASlowHeadIsNotTheUpstreamsTime(t *testing.T) {
+	t.Parallel()
 	eachSecure(t, func(t *testing.T, start starter) {
 		w := start(t, handler(t, echo), setup{})
 		const pause = 300 * time.Millisecond

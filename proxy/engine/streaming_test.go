@@ -54,6 +54,7 @@ func (c *raw) head(method string) *http.Response {
 
 // SSE, and every other body: what an upstream has sent, its client has, before the upstream sends more.
 func TestEveryPieceIsPassedOnAtOnce(t *testing.T) {
+	t.Parallel()
 	framings := map[string]struct {
 		head  string
 		piece func(string) string
@@ -74,7 +75,7 @@ func TestEveryPieceIsPassedOnAtOnce(t *testing.T) {
 						for i := range 3 {
 							select {
 							case <-got:
-							case <-time.After(8 * time.Second):
+							case <-time.After(patience):
 								return
 							}
 							c.send(f.piece(fmt.Sprintf("data: %d\n\n", i)))
@@ -103,6 +104,7 @@ func TestEveryPieceIsPassedOnAtOnce(t *testing.T) {
 
 // A client that leaves a stream of events takes its upstream along, also while nothing happens there.
 func TestAClientThatLeavesAnEventStreamEndsIt(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		for protocol, ask := range protocols() {
 			t.Run(protocol, func(t *testing.T) {
@@ -113,7 +115,7 @@ func TestAClientThatLeavesAnEventStreamEndsIt(t *testing.T) {
 					c.send("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n9\r\ndata: 0\n\n\r\n")
 					_, _ = c.r.ReadByte()
 					close(ended)
-				}), setup{document: strings.Replace(plainDocument, "timeout: 3s", "timeout: 1m", 1)})
+				}), setup{document: strings.Replace(plainDocument, "timeout: 20s", "timeout: 1m", 1)})
 				res, leave := ask(t, w, "GET", "/events")
 				if _, err := io.ReadFull(res.Body, make([]byte, 9)); err != nil {
 					t.Fatal(err)
@@ -134,6 +136,7 @@ func TestAClientThatLeavesAnEventStreamEndsIt(t *testing.T) {
 
 // CASES G37: HEAD, 204 and 304 have no body, over either protocol; lengths are those of the upstream.
 func TestAnswersWithoutBodyAreAlikeOverEveryProtocol(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		w := start(t, scripted(t, func(_ int, c *raw) {
 			for {
@@ -171,6 +174,7 @@ func TestAnswersWithoutBodyAreAlikeOverEveryProtocol(t *testing.T) {
 
 // CASES G39: whoever waits for 100 Continue is answered, whatever its upstream does.
 func TestNobodyHangsOverAnExpectation(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		for name, c := range map[string]struct {
 			script func(*raw)
@@ -184,7 +188,7 @@ func TestNobodyHangsOverAnExpectation(t *testing.T) {
 			"it says nothing":       {func(u *raw) { u.request(); _, _ = u.r.ReadByte() }, 504},
 		} {
 			t.Run(name, func(t *testing.T) {
-				w := start(t, scripted(t, func(_ int, u *raw) { _, _ = u.r.Peek(1); c.script(u) }), setup{document: strings.Replace(plainDocument, "timeout: 3s", "timeout: 1s", 1)})
+				w := start(t, scripted(t, func(_ int, u *raw) { _, _ = u.r.Peek(1); c.script(u) }), setup{document: strings.Replace(plainDocument, "timeout: 20s", "timeout: 1s", 1)})
 				conn := w.dial().send("POST / HTTP/1.1\r\nHost: a.example\r\nExpect: 100-continue\r\nContent-Length: 100000\r\n\r\n")
 				res := conn.head("POST")
 				if res.StatusCode == 100 {
@@ -201,6 +205,7 @@ func TestNobodyHangsOverAnExpectation(t *testing.T) {
 
 // CASES G7: a connection to an upstream whose request was not written whole carries no other, however its answer ended.
 func TestAnEarlyAnswerLeavesItsConnectionToNobody(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		var conns, hidden atomic.Int32
 		w := start(t, scripted(t, func(n int, u *raw) {
@@ -234,6 +239,7 @@ func TestAnEarlyAnswerLeavesItsConnectionToNobody(t *testing.T) {
 
 // CASES G7: CONNECT is refused over HTTP/2 as well, with its body.
 func TestConnectIsRefusedOverHTTP2(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		w := start(t, scripted(t, func(_ int, c *raw) {
 			if _, _, alive := c.request(); alive {
@@ -256,6 +262,7 @@ func TestConnectIsRefusedOverHTTP2(t *testing.T) {
 
 // CASES G17: what is refused as a header doesn't come in as a trailer of HTTP/2.
 func TestHTTP2TrailersThatIdentifyAreDropped(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		seen := make(chan http.Header, 1)
 		w := start(t, handler(t, func(_ http.ResponseWriter, r *http.Request) {
@@ -279,13 +286,14 @@ func TestHTTP2TrailersThatIdentifyAreDropped(t *testing.T) {
 
 // A client whose upstream stays silent behind a head learns of the end of its time by a broken answer, not by a whole one.
 func TestAStreamThatOutlivesItsRouteIsBrokenOff(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		for protocol, ask := range protocols() {
 			w := start(t, scripted(t, func(_ int, c *raw) {
 				c.request()
 				c.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n")
 				_, _ = c.r.ReadByte()
-			}), setup{document: strings.Replace(plainDocument, "timeout: 3s", "timeout: 300ms", 1)})
+			}), setup{document: strings.Replace(plainDocument, "timeout: 20s", "timeout: 300ms", 1)})
 			res, _ := ask(t, w, "GET", "/")
 			b, err := io.ReadAll(res.Body)
 			if string(b) != "abc" || err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
@@ -297,6 +305,7 @@ func TestAStreamThatOutlivesItsRouteIsBrokenOff(t *testing.T) {
 
 // A body whose length nobody said goes upstream once, in chunks, also when all of it has come before the first look at it.
 func TestHTTP2BodiesWithoutALengthArriveOnceHoweverTheyCome(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		w := start(t, handler(t, func(w http.ResponseWriter, r *http.Request) {
 			b, err := io.ReadAll(r.Body)

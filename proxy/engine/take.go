@@ -17,7 +17,7 @@ type Handed struct {
 	Old time.Time
 	// AltSvc is its listener's.
 	AltSvc string
-	// Exchange, if there is one, has been judged and is to be forwarded; its head is the first Head bytes of Read.
+	// Exchange has been judged and is to be forwarded; its head is the first Head bytes of Read.
 	Exchange *proxy.Exchange
 	Head     int
 }
@@ -28,9 +28,7 @@ func (e *Engine) Take(h Handed) {
 	defer e.mu.Unlock()
 	if e.cutOff {
 		_ = h.Close()
-		if h.Exchange != nil {
-			e.server.Release(h.Exchange)
-		}
+		e.server.Release(h.Exchange)
 		return
 	}
 	e.wg.Add(1)
@@ -49,20 +47,16 @@ func (c *conn) goOn(h Handed) {
 	c.altSvc = h.AltSvc
 	c.prepare()
 	c.old.Store(h.Old.UnixNano())
-	if cap(h.Read) > 0 {
-		putBack(c.buf)
-		room := h.Read[:cap(h.Read)]
-		c.buf, c.w = &room, len(h.Read)
+	putBack(c.buf)
+	room := h.Read[:cap(h.Read)]
+	c.buf, c.w = &room, len(h.Read)
+	c.e.server.Release(c.x)
+	c.x, c.r = h.Exchange, h.Head
+	c.busy.Store(true)
+	if !c.exchange(forward) {
+		return
 	}
-	if h.Exchange != nil {
-		c.e.server.Release(c.x)
-		c.x, c.r = h.Exchange, h.Head
-		c.busy.Store(true)
-		if !c.exchange(forward) {
-			return
-		}
-		c.busy.Store(false)
-		c.compact()
-	}
+	c.busy.Store(false)
+	c.compact()
 	c.serve()
 }

@@ -9,7 +9,6 @@ import (
 
 	"github.com/cellgate/cellgate/proxy"
 	"github.com/cellgate/cellgate/proxy/http1"
-	"github.com/cellgate/cellgate/proxy/upstream"
 	"github.com/cellgate/cellgate/proxy/websocket"
 )
 
@@ -18,7 +17,18 @@ type tunneler interface {
 	// ahead says whether the client has sent something behind its request without waiting for the answer.
 	ahead() bool
 	// carry sends the answer's head, which agrees to leave HTTP, and serves the tunnel to its end.
-	carry(up *upstream.Conn)
+	carry(up outlet)
+}
+
+// outlet is the upstream's side of a tunnel: a connection, or a stream of one. It has no deadlines.
+type outlet interface {
+	io.WriteCloser
+	// Buffered is what has come, More waits for more of it when there is nothing, Use says how much has gone on.
+	Buffered() []byte
+	Use(n int)
+	More() error
+	// CloseWrite says that nothing more comes; what the upstream sends can still be read.
+	CloseWrite() error
 }
 
 // pipe is the client's side of a tunnel: a connection, or a stream of one.
@@ -37,28 +47,34 @@ func leavesHTTP(cl client) bool {
 	return ok && !t.ahead()
 }
 
-// tunnel carries the upstream's 101 to the client, and both sides' bytes from there on. The connections end with it.
+// tunnel carries the upstream's agreement to the client, and both sides' bytes from there on. Both ways end with it.
 func (f *forwarding) tunnel() bool {
-	f.cl.(tunneler).carry(f.conn)
-	f.x.Pool.Release(f.conn, false, time.Now())
-	f.conn = nil
+	f.cl.(tunneler).carry(f.way.outlet())
+	f.now = time.Now()
+	f.release(false)
 	return false
 }
 
 func (c *conn) ahead() bool { return c.r < c.w }
 
-func (c *conn) carry(up *upstream.Conn) {
+func (c *conn) carry(up outlet) {
 	c.answer.aborted = true // nothing of HTTP follows
 	cl, ok := c.nc.(pipe)
 	if !ok {
 		return
 	}
-	*c.out = append(append(c.x.AppendFields(http1.AppendStatusLine((*c.out)[:0], c.x.Status)), websocket.Switch...), "\r\n"...)
+	*c.out = agreement((*c.out)[:0], c.x)
 	err := c.flush()
 	c.answer.finish(c)
 	if err == nil {
 		c.e.tunnel(c.x, cl, up)
 	}
+}
+
+// agreement is the head of the answer to a client over HTTP/1.1.
+func agreement(dst []byte, x *proxy.Exchange) []byte {
+	dst = x.AppendFields(http1.AppendStatusLine(dst, x.Status))
+	return append(x.WebSocket.AppendAgreement(dst), "\r\n"...)
 }
 
 // closeTime is how long a tunnel may go on once it is to end: for the frame under way, for the client's answer to the close
@@ -88,7 +104,7 @@ func (e *Engine) tunnelEnd(now time.Time) time.Time {
 type tunnel struct {
 	x      *proxy.Exchange
 	cl     pipe
-	up     *upstream.Conn
+	up     outlet
 	active atomic.Int64  // when a byte last moved, unix nanoseconds
 	code   atomic.Uint32 // of the close frame that is to be said; 0 = open
 
@@ -106,11 +122,11 @@ type tunnel struct {
 }
 
 // tunnel serves a client that has left HTTP, until both directions have ended.
-func (e *Engine) tunnel(x *proxy.Exchange, cl pipe, up *upstream.Conn) {
+func (e *Engine) tunnel(x *proxy.Exchange, cl pipe, up outlet) {
 	t := &tunnel{x: x, cl: cl, up: up, idle: e.opts.TunnelIdle}
 	x.Opened = time.Now()
 	t.active.Store(x.Opened.UnixNano())
-	_, _ = cl.SetDeadline(time.Time{}), up.SetDeadline(time.Time{})
+	_ = cl.SetDeadline(time.Time{})
 	e.server.Tunnels.Add(1)
 	defer e.server.Tunnels.Add(-1)
 	e.mu.Lock()
@@ -181,10 +197,15 @@ func (t *tunnel) due(now time.Time) (code uint32, over bool) {
 	if t.timer == nil {
 		return 0, false
 	}
+	if !t.asked.IsZero() { // the clock may have been set anew while it rang
+		rest := closeTime - now.Sub(t.asked)
+		if rest > 0 {
+			t.timer.Reset(rest)
+		}
+		return 0, rest <= 0
+	}
 	left, quiet := t.end.Sub(now), time.Unix(0, t.active.Load()).Add(t.idle).Sub(now)
 	switch {
-	case !t.asked.IsZero():
-		return 0, true
 	case left <= 0:
 		code = websocket.ServiceRestart
 	case quiet <= 0:

@@ -77,21 +77,11 @@ func (c *raw) closeFrame() int {
 // text is a server's frame.
 func text(s string) string { return string([]byte{0x81, byte(len(s))}) + s }
 
-func (w *world) secure(t testing.TB, roots *tls.Config) *raw {
-	t.Helper()
-	c, err := tls.Dial("tcp", w.addr, roots)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { c.Close() })
-	_ = c.SetDeadline(time.Now().Add(8 * time.Second))
-	return &raw{c, bufio.NewReader(c), t}
-}
-
 func TestAWebSocketPassesBothWays(t *testing.T) {
-	each(t, func(t *testing.T, start starter) {
+	t.Parallel()
+	eachDoor(t, func(t *testing.T, start opening) {
 		seen := make(chan *http.Request, 2)
-		up := scripted(t, func(_ int, c *raw) {
+		w, d := start(scripted(t, func(_ int, c *raw) {
 			req, err := http.ReadRequest(c.r)
 			if err != nil {
 				return
@@ -99,50 +89,38 @@ func TestAWebSocketPassesBothWays(t *testing.T) {
 			seen <- req
 			c.send(agree(req) + text("hello")) // in one piece
 			_, _ = io.Copy(c, c.r)
-		})
-		cert, roots := selfSigned(t)
-		for _, secure := range []bool{false, true} {
-			s := setup{}
-			if secure {
-				s.tls = &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"h2", "http/1.1"}}
-			}
-			w := start(t, up, s)
-			var c *raw
-			if secure {
-				c = w.secure(t, &tls.Config{RootCAs: roots, ServerName: "a.example"})
-			} else {
-				c = w.dial()
-			}
-			c.send(strings.Replace(handshake, "\r\n\r\n", "\r\nSec-WebSocket-Protocol: chat\r\nX-Forwarded-For: 6.6.6.6\r\nTE: trailers\r\n\r\n", 1))
-			res := c.upgraded()
-			c.expect(text("hello"))
-			req := <-seen
-			if h := req.Header; h.Get("Upgrade") != "websocket" || h.Get("Connection") != "Upgrade" || h.Get("Sec-WebSocket-Protocol") != "chat" || h.Get("Te") != "" ||
-				h.Get("X-Forwarded-For") != "127.0.0.1" || h.Get("X-Request-Id") != res.Header.Get("X-Request-Id") || req.ContentLength != 0 {
-				t.Fatalf("the upstream got %v", h)
-			}
-			if n := w.server.Snapshot().Tunnels; n != 1 {
-				t.Fatalf("%d tunnels", n)
-			}
-			much := bytes.Repeat([]byte("0123456789abcdef"), 1<<16) // more than all buffers between
-			go func() { _, _ = c.Write(much) }()
-			got := make([]byte, len(much))
-			if _, err := io.ReadFull(c.r, got); err != nil || !bytes.Equal(got, much) {
-				t.Fatal("what came back is not what was sent: ", err)
-			}
-			c.Close()
-			if r := <-w.logged; r.Status != 101 || r.Reason != reason.None || r.BytesIn != int64(len(much)) || r.BytesOut != int64(len(much)+7) || r.Open <= 0 || r.Total > r.Open+time.Second || r.TLS != secure {
-				t.Fatalf("%+v", r)
-			}
-			if st := w.server.Snapshot(); st.Tunnels != 0 || st.Upstreams[0].Open != 0 {
-				t.Fatalf("%+v", st)
-			}
+		}), setup{})
+		c := d.open("/chat?room=1", "Sec-WebSocket-Protocol", "chat", "X-Forwarded-For", "6.6.6.6", "TE", "trailers", "Origin", "http://a.example")
+		c.expect(text("hello"))
+		req := <-seen
+		if h := req.Header; req.Method != "GET" || req.RequestURI != "/chat?room=1" || req.Host != "a.example" || h.Get("Upgrade") != "websocket" || h.Get("Connection") != "Upgrade" ||
+			h.Get("Sec-WebSocket-Protocol") != "chat" || h.Get("Te") != "" || len(h["Sec-Websocket-Key"]) != 1 || h.Get("Sec-Websocket-Version") != "13" || h.Get("Origin") == "" ||
+			h.Get("X-Forwarded-For") != "127.0.0.1" || h.Get("X-Request-Id") == "" || req.ContentLength != 0 {
+			t.Fatalf("the upstream got %s %s %v", req.Method, req.RequestURI, h)
+		}
+		if n := w.server.Snapshot().Tunnels; n != 1 {
+			t.Fatalf("%d tunnels", n)
+		}
+		much := bytes.Repeat([]byte("0123456789abcdef"), 1<<16) // more than all buffers between
+		go func() { _, _ = c.Write(much) }()
+		got := make([]byte, len(much))
+		if _, err := io.ReadFull(c.r, got); err != nil || !bytes.Equal(got, much) {
+			t.Fatal("what came back is not what was sent: ", err)
+		}
+		c.Close()
+		if r := <-w.logged; r.Status != d.status || r.Method != "GET" || r.Reason != reason.None || r.BytesIn != int64(len(much)) || r.BytesOut != int64(len(much)+7) || r.Open <= 0 || r.Total > r.Open+time.Second || r.TLS != (w.trust != nil) {
+			t.Fatalf("%+v", r)
+		}
+		w.quiet()
+		if st := w.server.Snapshot(); st.Tunnels != 0 || st.Upstreams[0].Open != st.Upstreams[0].Idle {
+			t.Fatalf("%+v", st)
 		}
 	})
 }
 
 // CASES G9: there is no way out of HTTP but a whole handshake that the upstream agrees to, and no request behind one.
 func TestRefusedUpgradesReachNobodyAndClose(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		w := start(t, scripted(t, func(_ int, c *raw) {
 			if _, _, alive := c.request(); alive {
@@ -179,38 +157,44 @@ func TestRefusedUpgradesReachNobodyAndClose(t *testing.T) {
 	})
 }
 
-// What the gateway demands of a request it demands of a handshake.
+// What the gateway demands of a request it demands of a handshake, and says as ever.
 func TestAHandshakeGoesThroughThePipeline(t *testing.T) {
-	each(t, func(t *testing.T, start starter) {
+	t.Parallel()
+	eachDoor(t, func(t *testing.T, start opening) {
 		up := opened(t, func(_ int, c *raw) { _, _ = c.r.ReadByte() })
-		w := start(t, up, setup{document: `
+		_, d := start(up, setup{document: `
 version: v1
 routes:
   - {id: few, match: {host: a.example, path: /chat}, upstream: up, limits: {tenant: 1/hour}}
   - {id: posts, match: {host: a.example, path: /posts, methods: [POST]}, upstream: up}
+  - {id: gets, match: {host: a.example, path: /gets, methods: [GET]}, upstream: up}
   - {id: closed, match: {host: a.example, path: /closed}, upstream: up, auth: jwt}
 upstreams: [{id: up, endpoints: ["UP"]}]
 policies: [{id: jwt, jwt: {issuer: "https://i.example", audience: a, jwks: "https://i.example/keys"}}]
 `})
-		w.dial().send(handshake).upgraded()
+		d.open("/chat")
+		d.open("/gets")
 		for path, why := range map[string]reason.Reason{"/chat": reason.RateTenant, "/posts": reason.MethodNotAllowed, "/closed": reason.AuthUnavailable, "/": reason.NoRoute} {
-			c := w.dial().send(strings.Replace(handshake, "/chat", path, 1))
-			res, body, _ := c.answer("GET")
+			res, body := d.refused(path)
 			problem(t, res, body, why)
-			c.closed()
 		}
+		res, body := d.refused("/gets", "X-Request-Timeout-Ms", "0")
+		problem(t, res, body, reason.DeadlineExpired)
+		d.open("/gets") // a refusal harms nobody else
 	})
 }
 
 func TestAnUpstreamsRefusalIsAnOrdinaryAnswer(t *testing.T) {
-	each(t, func(t *testing.T, start starter) {
+	t.Parallel()
+	eachPlainDoor(t, func(t *testing.T, start opening) {
 		for name, answer := range map[string]string{
-			"403": "HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno", "200 in chunks": "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nno\r\n0\r\n\r\n",
-			"426": "HTTP/1.1 426 Upgrade Required\r\nSec-WebSocket-Version: 14\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nContent-Length: 2\r\n\r\nno",
+			"403": "HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno", "302 in chunks": "HTTP/1.1 302 Found\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nno\r\n0\r\n\r\n",
+			"426":                "HTTP/1.1 426 Upgrade Required\r\nSec-WebSocket-Version: 14\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nContent-Length: 2\r\n\r\nno",
+			"behind early hints": "HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\nno",
 		} {
 			t.Run(name, func(t *testing.T) {
 				hidden := make(chan string, 2)
-				w := start(t, scripted(t, func(_ int, c *raw) {
+				w, d := start(scripted(t, func(_ int, c *raw) {
 					for {
 						req, _, alive := c.request()
 						if !alive {
@@ -220,13 +204,10 @@ func TestAnUpstreamsRefusalIsAnOrdinaryAnswer(t *testing.T) {
 						c.send(answer)
 					}
 				}), setup{})
-				c := w.dial().send(handshake)
-				res, body, err := c.answer("GET")
-				if err != nil || body != "no" || res.StatusCode == 101 || !res.Close || res.Header.Get("Upgrade") != "" {
-					t.Fatalf("%d %v %q %v", res.StatusCode, res.Header, body, err)
+				res, body := d.refused("/chat")
+				if body != "no" || res.StatusCode < 300 || res.Header.Get("Upgrade") != "" {
+					t.Fatalf("%d %v %q", res.StatusCode, res.Header, body)
 				}
-				_, _ = io.WriteString(c, get("/hidden")) // the client takes the refusal for agreement, or somebody before it does
-				c.closed()
 				if r := <-w.logged; r.Status != res.StatusCode || r.Open != 0 || len(hidden) != 1 {
 					t.Fatalf("%+v, the upstream saw %d requests", r, len(hidden))
 				}
@@ -235,7 +216,35 @@ func TestAnUpstreamsRefusalIsAnOrdinaryAnswer(t *testing.T) {
 	})
 }
 
+// A success that opens nothing is one to clients of HTTP/1.1, but over HTTP/2 every success is an agreement (RFC 8441).
+func TestAnUpstreamsOtherSuccessIsNeverTakenForAnAgreement(t *testing.T) {
+	t.Parallel()
+	eachDoorTo1(t, func(t *testing.T, start opening) {
+		w, d := start(scripted(t, func(_ int, c *raw) {
+			for {
+				if _, _, alive := c.request(); !alive {
+					return
+				}
+				c.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nno")
+			}
+		}), setup{})
+		for range 20 { // and it is no fault of the endpoint's
+			switch res, body := d.refused("/chat"); {
+			case d.stream:
+				problem(t, res, body, reason.UpgradeRefused)
+			case res.StatusCode != 200 || body != "no":
+				t.Fatalf("%d %q", res.StatusCode, body)
+			}
+			<-w.logged
+		}
+		if st := w.server.Snapshot().Upstreams[0]; st.Ejected != 0 {
+			t.Fatalf("%+v", st)
+		}
+	})
+}
+
 func TestOnlyAnAgreementMadeForTheHandshakeOpensATunnel(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		right := agree(&http.Request{Header: http.Header{"Sec-Websocket-Key": {"dGhlIHNhbXBsZSBub25jZQ=="}}})
 		with := func(old, new string) string { return strings.Replace(right, old, new, 1) }
@@ -263,33 +272,32 @@ func TestOnlyAnAgreementMadeForTheHandshakeOpensATunnel(t *testing.T) {
 }
 
 func TestEitherDirectionOfAWebSocketMayEndFirst(t *testing.T) {
-	each(t, func(t *testing.T, start starter) {
+	t.Parallel()
+	eachDoor(t, func(t *testing.T, start opening) {
 		t.Run("the client's", func(t *testing.T) {
-			w := start(t, opened(t, func(_ int, c *raw) {
+			_, d := start(opened(t, func(_ int, c *raw) {
 				b, err := io.ReadAll(c.r)
 				if err == nil {
 					c.send("got " + string(b))
 				}
 			}), setup{})
-			c := w.dial().send(handshake)
-			c.upgraded()
+			c := d.open("/chat")
 			c.send("all")
-			_ = c.Conn.(*net.TCPConn).CloseWrite()
+			c.half()
 			c.expect("got all").closed()
 		})
 		t.Run("the upstream's", func(t *testing.T) {
 			heard := make(chan string, 1)
-			w := start(t, opened(t, func(_ int, c *raw) {
+			_, d := start(opened(t, func(_ int, c *raw) {
 				c.send("last")
-				_ = c.Conn.(*net.TCPConn).CloseWrite()
+				c.half()
 				b, _ := io.ReadAll(c.r)
 				heard <- string(b)
 			}), setup{})
-			c := w.dial().send(handshake)
-			c.upgraded()
+			c := d.open("/chat")
 			c.expect("last").closed()
 			c.send("and mine")
-			c.Close()
+			c.half()
 			if got := <-heard; got != "and mine" {
 				t.Fatalf("%q", got)
 			}
@@ -299,20 +307,24 @@ func TestEitherDirectionOfAWebSocketMayEndFirst(t *testing.T) {
 
 // reset closes a connection so that the other side gets an error.
 func (c *raw) reset() {
-	_ = c.Conn.(*net.TCPConn).SetLinger(0)
-	c.Close()
+	nc := c.Conn
+	if tc, ok := nc.(*tls.Conn); ok {
+		nc = tc.NetConn()
+	}
+	_ = nc.(interface{ SetLinger(int) error }).SetLinger(0)
+	nc.Close()
 }
 
 func TestASideThatIsGoneTakesTheOtherWithIt(t *testing.T) {
-	each(t, func(t *testing.T, start starter) {
+	t.Parallel()
+	eachDoor(t, func(t *testing.T, start opening) {
 		t.Run("the client", func(t *testing.T) {
 			ended := make(chan error, 1)
-			w := start(t, opened(t, func(_ int, c *raw) {
+			w, d := start(opened(t, func(_ int, c *raw) {
 				_, err := c.r.ReadByte()
 				ended <- err
 			}), setup{})
-			c := w.dial().send(handshake)
-			c.upgraded()
+			c := d.open("/chat")
 			c.reset()
 			if err := <-ended; err == nil {
 				t.Fatal("the upstream goes on")
@@ -320,9 +332,8 @@ func TestASideThatIsGoneTakesTheOtherWithIt(t *testing.T) {
 			<-w.logged
 		})
 		t.Run("the upstream", func(t *testing.T) {
-			w := start(t, opened(t, func(_ int, c *raw) { c.reset() }), setup{})
-			c := w.dial().send(handshake)
-			c.upgraded()
+			w, d := start(opened(t, func(_ int, c *raw) { c.reset() }), setup{})
+			c := d.open("/chat")
 			c.closed()
 			<-w.logged
 		})
@@ -338,21 +349,24 @@ func pong(heard chan<- []byte) func(int, *raw) {
 }
 
 func TestASilentWebSocketIsClosed(t *testing.T) {
-	each(t, func(t *testing.T, start starter) {
+	t.Parallel()
+	eachPlainDoor(t, func(t *testing.T, start opening) {
 		heard := make(chan []byte, 1)
-		w := start(t, opened(t, pong(heard)), setup{engine: Options{TunnelIdle: 300 * time.Millisecond}})
-		c := w.dial().send(handshake)
-		c.upgraded()
-		began := time.Now()
+		const idle = 1500 * time.Millisecond
+		_, d := start(opened(t, pong(heard)), setup{engine: Options{TunnelIdle: idle}})
+		c := d.open("/chat")
+		began, last, longest := time.Now(), time.Now(), time.Duration(0)
 		for range 5 {
-			time.Sleep(100 * time.Millisecond)
+			time.Sleep(idle / 4)
+			longest, last = max(longest, time.Since(last)), time.Now()
 			c.send("\x89\x80\x00\x00\x00\x00") // a ping is life enough
 		}
-		if code := c.closeFrame(); code != 1001 || time.Since(began) < 700*time.Millisecond {
-			t.Fatalf("%d after %v", code, time.Since(began))
+		code := c.closeFrame()
+		if took := time.Since(began); code != 1001 || took < 2*idle && longest < idle*3/4 { // else the machine was too busy to ping
+			t.Fatalf("%d after %v", code, took)
 		}
 		c.send("\x88\x82\x00\x00\x00\x00\x03\xe9") // the client's part of the closing handshake goes upstream
-		_ = c.Conn.(*net.TCPConn).CloseWrite()
+		c.half()
 		c.closed()
 		if b := <-heard; !bytes.HasSuffix(b, []byte("\x88\x82\x00\x00\x00\x00\x03\xe9")) {
 			t.Fatalf("the upstream heard %x", b)
@@ -363,29 +377,51 @@ func TestASilentWebSocketIsClosed(t *testing.T) {
 // A client that answers nothing is cut, whatever it is that it doesn't answer.
 func TestAWebSocketThatDoesNotCloseIsCut(t *testing.T) {
 	for name, talk := range map[string]func(*raw){
-		"a silent client":            func(*raw) {},
-		"a frame that doesn't end":   func(c *raw) { c.send("\x81\x05ab") },
-		"a client that doesn't read": func(c *raw) { _, _ = c.Write(make([]byte, 64<<20)) },
+		"a silent client":          func(*raw) {},
+		"a frame that doesn't end": func(c *raw) { c.send("\x81\x05ab") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := start(t, goroutines, opened(t, func(_ int, c *raw) { talk(c); _, _ = io.Copy(io.Discard, c.r) }), setup{engine: Options{TunnelIdle: 200 * time.Millisecond}})
-			c := w.dial().send(handshake)
-			c.upgraded()
-			began := time.Now()
-			if <-w.logged; time.Since(began) < 1900*time.Millisecond {
-				t.Fatalf("cut after %v", time.Since(began))
-			}
+			isCut(t, start(t, goroutines, opened(t, func(_ int, c *raw) { talk(c); _, _ = io.Copy(io.Discard, c.r) }), setup{engine: Options{TunnelIdle: 200 * time.Millisecond}}), false)
 		})
+	}
+	for name, kind := range engines() {
+		for protocol, stream := range map[string]bool{"HTTP/1.1": false, "HTTP/2": true} {
+			t.Run("a client that doesn't read, "+name+", "+protocol, func(t *testing.T) {
+				t.Parallel()
+				isCut(t, start(t, kind, opened(t, flood), setup{engine: Options{TunnelIdle: 200 * time.Millisecond}}), stream)
+			})
+		}
+	}
+}
+
+// flood is an upstream that sends as much as anybody takes.
+func flood(_ int, c *raw) {
+	for b := make([]byte, 1<<16); ; {
+		if _, err := c.Write(b); err != nil {
+			return
+		}
+	}
+}
+
+func isCut(t *testing.T, w *world, stream bool) {
+	d := w.connections()
+	if stream {
+		d = w.streams()
+	}
+	began := time.Now()
+	d.open("/chat")
+	if <-w.logged; time.Since(began) < 1900*time.Millisecond {
+		t.Fatalf("cut after %v", time.Since(began))
 	}
 }
 
 func TestAnOldWebSocketIsAskedToReconnect(t *testing.T) {
-	each(t, func(t *testing.T, start starter) {
+	t.Parallel()
+	eachPlainDoor(t, func(t *testing.T, start opening) {
 		heard := make(chan []byte, 1)
-		w := start(t, opened(t, pong(heard)), setup{engine: Options{TunnelAge: 200 * time.Millisecond}})
-		c := w.dial().send(handshake)
-		c.upgraded()
+		_, d := start(opened(t, pong(heard)), setup{engine: Options{TunnelAge: 200 * time.Millisecond}})
+		c := d.open("/chat")
 		if code := c.closeFrame(); code != 1012 {
 			t.Fatal(code)
 		}
@@ -394,8 +430,9 @@ func TestAnOldWebSocketIsAskedToReconnect(t *testing.T) {
 
 // F8: 1012 between two frames, spread, within the time to the hard stop; the closing handshake is carried to its end.
 func TestDrainAsksWebSocketsToReconnectBetweenFrames(t *testing.T) {
-	each(t, func(t *testing.T, start starter) {
-		const many = 12
+	t.Parallel()
+	eachPlainDoor(t, func(t *testing.T, start opening) {
+		const many = 4 // they are heard one after the other, within closeTime
 		goOn := make(chan struct{})
 		heard := make(chan []byte, many)
 		up := opened(t, func(_ int, c *raw) {
@@ -407,11 +444,10 @@ func TestDrainAsksWebSocketsToReconnectBetweenFrames(t *testing.T) {
 		for name, leave := range map[string]func(*world){"drain": func(w *world) { w.stop() }, "leave": func(w *world) { w.server.Reconnect(true) }} {
 			t.Run(name, func(t *testing.T) {
 				goOn = make(chan struct{})
-				w := start(t, up, setup{engine: Options{HardStop: 1600 * time.Millisecond, LeaveOver: 30 * time.Millisecond}})
+				w, d := start(up, setup{engine: Options{HardStop: 3 * time.Second, LeaveOver: 30 * time.Millisecond}})
 				var all []*raw
 				for range many {
-					c := w.dial().send(handshake)
-					c.upgraded()
+					c := d.open("/chat")
 					all = append(all, c.expect(text("one")+"\x81\x05ab"))
 				}
 				leave(w)
@@ -433,7 +469,7 @@ func TestDrainAsksWebSocketsToReconnectBetweenFrames(t *testing.T) {
 						t.Fatal(code)
 					}
 					c.send("\x88\x82\x00\x00\x00\x00\x03\xf4")
-					_ = c.Conn.(*net.TCPConn).CloseWrite()
+					c.half()
 					c.closed()
 				}
 				for range all {
@@ -441,7 +477,7 @@ func TestDrainAsksWebSocketsToReconnectBetweenFrames(t *testing.T) {
 						t.Fatalf("an upstream heard %x", b)
 					}
 				}
-				if r := <-w.logged; r.Status != 101 {
+				if r := <-w.logged; r.Status != d.status {
 					t.Fatalf("%+v", r)
 				}
 			})
@@ -452,6 +488,8 @@ func TestDrainAsksWebSocketsToReconnectBetweenFrames(t *testing.T) {
 // door lets everybody in but those who say "Bearer out" once out is set.
 type door struct{ out atomic.Bool }
 
+func (*door) Foresee(*proxy.Credentials) {}
+
 func (d *door) Authenticate(c *proxy.Credentials, _ *proxy.Identity, _ time.Time) (reason.Reason, <-chan struct{}) {
 	if d.out.Load() && string(c.Authorization) == "Bearer out" {
 		return reason.Denied, nil
@@ -461,9 +499,10 @@ func (d *door) Authenticate(c *proxy.Credentials, _ *proxy.Identity, _ time.Time
 
 // D6: who is shut out leaves within two seconds, also over a connection that was opened before.
 func TestADeniedCallersWebSocketIsClosed(t *testing.T) {
-	each(t, func(t *testing.T, start starter) {
-		d := new(door)
-		w := start(t, opened(t, func(_ int, c *raw) { _, _ = io.Copy(c, c.r) }), setup{auth: d, document: `
+	t.Parallel()
+	eachPlainDoor(t, func(t *testing.T, start opening) {
+		guard := new(door)
+		w, d := start(opened(t, func(_ int, c *raw) { _, _ = io.Copy(c, c.r) }), setup{auth: guard, document: `
 version: v1
 routes:
   - {id: closed, match: {host: a.example, path: /chat}, upstream: up, auth: jwt}
@@ -471,13 +510,9 @@ routes:
 upstreams: [{id: up, endpoints: ["UP"]}]
 policies: [{id: jwt, jwt: {issuer: "https://i.example", audience: a, jwks: "https://i.example/keys"}}]
 `})
-		open := func(path, token string) *raw {
-			c := w.dial().send(strings.Replace(strings.Replace(handshake, "/chat", path, 1), "\r\n\r\n", "\r\nAuthorization: Bearer "+token+"\r\n\r\n", 1))
-			c.upgraded()
-			return c
-		}
+		open := func(path, token string) *raw { return d.open(path, "Authorization", "Bearer "+token) }
 		caller, other, route := open("/chat", "out"), open("/chat", "in"), open("/off", "in")
-		d.out.Store(true)
+		guard.out.Store(true)
 		w.server.Deny(denylist.Compile([]denylist.Entry{{Kind: denylist.Route, ID: "off"}}))
 		for _, c := range []*raw{caller, route} {
 			if code := c.closeFrame(); code != 1008 {
@@ -489,10 +524,10 @@ policies: [{id: jwt, jwt: {issuer: "https://i.example", audience: a, jwks: "http
 }
 
 func TestHardStopCutsWebSockets(t *testing.T) {
-	each(t, func(t *testing.T, start starter) {
-		w := start(t, opened(t, func(_ int, c *raw) { _, _ = io.Copy(io.Discard, c.r) }), setup{engine: Options{HardStop: 300 * time.Millisecond}})
-		c := w.dial().send(handshake)
-		c.upgraded()
+	t.Parallel()
+	eachPlainDoor(t, func(t *testing.T, start opening) {
+		w, d := start(opened(t, func(_ int, c *raw) { _, _ = io.Copy(io.Discard, c.r) }), setup{engine: Options{HardStop: 300 * time.Millisecond}})
+		c := d.open("/chat")
 		began := time.Now()
 		w.stop()
 		if _, _ = io.Copy(io.Discard, c.r); time.Since(began) > 1900*time.Millisecond {
@@ -503,6 +538,7 @@ func TestHardStopCutsWebSockets(t *testing.T) {
 
 // I4: a tunnel is a connection of its upstream's bulkhead, from the handshake to the end.
 func TestAWebSocketTakesAPlaceInTheBulkhead(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		release := make(chan struct{})
 		up := scripted(t, func(_ int, c *raw) {
@@ -521,7 +557,7 @@ func TestAWebSocketTakesAPlaceInTheBulkhead(t *testing.T) {
 			}
 		})
 		doc := strings.Replace(plainDocument, `["UP"]`, `["UP"], pool: {max_connections: 1, max_pending: 1}`, 1)
-		w := start(t, up, setup{document: strings.Replace(doc, "timeout: 3s", "timeout: 300ms", 1), engine: Options{TunnelIdle: 5 * time.Second}})
+		w := start(t, up, setup{document: strings.Replace(doc, "timeout: 20s", "timeout: 2s", 1), engine: Options{TunnelIdle: 5 * time.Second}})
 		w.dial().send(handshake).upgraded()
 		res, body, _ := w.dial().send(get("/")).answer("GET")
 		problem(t, res, body, reason.PoolFull)
@@ -529,7 +565,7 @@ func TestAWebSocketTakesAPlaceInTheBulkhead(t *testing.T) {
 			t.Fatalf("%+v", st)
 		}
 		close(release) // the upstream goes; its client says nothing to that
-		for end := time.Now().Add(5 * time.Second); ; {
+		for end := time.Now().Add(patience); ; {
 			if res, _, _ := w.dial().send(get("/")).answer("GET"); res.StatusCode == 200 {
 				return
 			}
@@ -541,10 +577,11 @@ func TestAWebSocketTakesAPlaceInTheBulkhead(t *testing.T) {
 }
 
 func TestAWebSocketOfAnEvacuatedCellIsCarriedByTheCellThatHasItsClient(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		p := newPair(t, start, plainDocument)
 		up := opened(t, func(_ int, c *raw) { _, _ = io.Copy(c, c.r) })
-		if err := p.there.server.Apply(compile(t, 2, plainDocument, up), 1); err != nil {
+		if err := p.there.server.Apply(compile(t, 2, plainDocument, up)); err != nil {
 			t.Fatal(err)
 		}
 		c := p.here.dial().send(handshake)
@@ -561,6 +598,7 @@ func TestAWebSocketOfAnEvacuatedCellIsCarriedByTheCellThatHasItsClient(t *testin
 
 // Many clients, many frames, while the node is left and taken into service again and again.
 func TestWebSocketsEndWholeUnderChange(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		up := opened(t, func(_ int, c *raw) {
 			for i := 0; ; i++ {
@@ -607,7 +645,7 @@ func (w *world) watchFrames() error {
 		return err
 	}
 	defer nc.Close()
-	_ = nc.SetDeadline(time.Now().Add(8 * time.Second))
+	_ = nc.SetDeadline(time.Now().Add(patience))
 	_, _ = io.WriteString(nc, handshake)
 	r := bufio.NewReader(nc)
 	if res, err := http.ReadResponse(r, nil); err != nil || res.StatusCode != 101 {

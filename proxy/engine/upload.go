@@ -9,7 +9,6 @@ import (
 
 	"github.com/cellgate/cellgate/proxy"
 	"github.com/cellgate/cellgate/proxy/http1"
-	"github.com/cellgate/cellgate/proxy/upstream"
 	"github.com/cellgate/cellgate/reason"
 )
 
@@ -26,7 +25,7 @@ type upload struct {
 
 var pieces = sync.Pool{New: func() any { b := make([]byte, 32<<10); return &b }}
 
-func (u *upload) start(x *proxy.Exchange, from client, to *upstream.Conn, chunked bool) {
+func (u *upload) start(x *proxy.Exchange, from client, to way) {
 	u.running, u.done = true, make(chan struct{})
 	u.why.Store(0)
 	u.whole.Store(false)
@@ -34,13 +33,13 @@ func (u *upload) start(x *proxy.Exchange, from client, to *upstream.Conn, chunke
 	go func() {
 		defer close(u.done)
 		defer u.ended.Store(true)
-		u.copy(x, from, to, chunked)
+		u.copy(x, from, to)
 	}()
 }
 
 // copy reads a piece, writes it, and only then reads the next. A failure of the upstream's side is left to whoever reads
 // its answer: there may be one already.
-func (u *upload) copy(x *proxy.Exchange, from client, to *upstream.Conn, chunked bool) {
+func (u *upload) copy(x *proxy.Exchange, from client, to way) {
 	buf := pieces.Get().(*[]byte)
 	defer pieces.Put(buf)
 	room := *buf
@@ -51,25 +50,20 @@ func (u *upload) copy(x *proxy.Exchange, from client, to *upstream.Conn, chunked
 		if n > 0 {
 			if x.BytesIn += int64(n); x.BytesIn > proxy.MaxBody {
 				err = errBodyLarge
-			} else if !u.write(to, frame(room, n, chunked)) {
+			} else if to.piece(room, n) != nil {
 				return
 			}
 		}
 		if errors.Is(err, io.EOF) {
-			u.whole.Store(!chunked || u.write(to, http1.AppendLastChunk(room[:0], from.trailers())))
+			u.whole.Store(to.last(room, from.trailers()) == nil)
 			return
 		}
 		if err != nil {
 			u.why.Store(uint32(bodyReason(err)))
-			_ = to.SetReadDeadline(time.Unix(1, 0)) // whoever waits for the answer learns of it now
+			to.stopReading() // whoever waits for the answer learns of it now
 			return
 		}
 	}
-}
-
-func (u *upload) write(to *upstream.Conn, b []byte) bool {
-	_, err := to.Write(b)
-	return err == nil
 }
 
 // frame gives the n bytes that stand behind the room for a chunk's head, as they go upstream.
@@ -108,13 +102,13 @@ func (u *upload) soon() bool {
 func (u *upload) complete() bool { return u.finished() && u.whole.Load() }
 
 // stop ends the goroutine, if there is one, by making both of its sides fail, and waits for it.
-func (u *upload) stop(from client, to *upstream.Conn) {
+func (u *upload) stop(from client, to way) {
 	if !u.running {
 		return
 	}
 	if !u.ended.Load() {
 		from.interrupt()
-		_ = to.SetWriteDeadline(time.Unix(1, 0))
+		to.stopWriting()
 	}
 	<-u.done
 	u.running = false

@@ -19,6 +19,7 @@ const ok = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 // G23.
 func TestEarlyAnswerIsDeliveredAndTheConnectionClosed(t *testing.T) {
+	t.Parallel()
 	eachSecure(t, func(t *testing.T, start starter) {
 		up := scripted(t, func(_ int, c *raw) {
 			_, _ = c.r.Peek(1)
@@ -43,6 +44,7 @@ func TestEarlyAnswerIsDeliveredAndTheConnectionClosed(t *testing.T) {
 
 // G27.
 func TestUpstreamThatDiesMidBodyIsSeenAsTruncation(t *testing.T) {
+	t.Parallel()
 	eachSecure(t, func(t *testing.T, start starter) {
 		for name, head := range map[string]string{
 			"counted":   "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nabc",
@@ -65,6 +67,7 @@ func TestUpstreamThatDiesMidBodyIsSeenAsTruncation(t *testing.T) {
 
 // G37 and G7: no body whatever the upstream sends, its length kept, and stray bytes never reach the next client.
 func TestAnswersWithoutBodyAndWhatIsSentBehindThem(t *testing.T) {
+	t.Parallel()
 	eachSecure(t, func(t *testing.T, start starter) {
 		stray := "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nforged"
 		for name, c := range map[string]struct{ method, answer, length string }{
@@ -114,6 +117,7 @@ func TestAnswersWithoutBodyAndWhatIsSentBehindThem(t *testing.T) {
 }
 
 func TestStalePooledConnectionIsRetriedOnceForReadsOnly(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		var posts atomic.Int32
 		up := scripted(t, func(n int, c *raw) {
@@ -145,6 +149,7 @@ func TestStalePooledConnectionIsRetriedOnceForReadsOnly(t *testing.T) {
 }
 
 func TestAnExchangeThatMadeItsConnectionIsCold(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		up := scripted(t, func(_ int, c *raw) {
 			for {
@@ -170,6 +175,7 @@ func TestAnExchangeThatMadeItsConnectionIsCold(t *testing.T) {
 }
 
 func TestAPostWhoseBytesLeftIsNotRepeated(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		var seen atomic.Int32
 		up := scripted(t, func(n int, c *raw) {
@@ -185,7 +191,7 @@ func TestAPostWhoseBytesLeftIsNotRepeated(t *testing.T) {
 				c.send(ok)
 			}
 		})
-		w := start(t, up, setup{document: strings.Replace(plainDocument, "timeout: 3s", "timeout: 3s, retry: {attempts: 2, conditions: [connect-failure, reset-before-headers, \"503\"]}", 1)})
+		w := start(t, up, setup{document: strings.Replace(plainDocument, "timeout: 20s", "timeout: 20s, retry: {attempts: 2, conditions: [connect-failure, reset-before-headers, \"503\"]}", 1)})
 		c := w.dial()
 		c.send(get("/")).answer("GET")
 		res, body, _ := c.send("POST / HTTP/1.1\r\nHost: a.example\r\nContent-Length: 2\r\n\r\nhi").answer("POST")
@@ -197,6 +203,7 @@ func TestAPostWhoseBytesLeftIsNotRepeated(t *testing.T) {
 }
 
 func TestAReadIsRepeatedOnAnotherEndpoint(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		dead := listen(t)
 		dead.Close()
@@ -208,7 +215,7 @@ func TestAReadIsRepeatedOnAnotherEndpoint(t *testing.T) {
 				c.send(ok)
 			}
 		})
-		doc := strings.Replace(plainDocument, "timeout: 3s", "timeout: 3s, retry: {attempts: 1, conditions: [connect-failure]}", 1)
+		doc := strings.Replace(plainDocument, "timeout: 20s", "timeout: 20s, retry: {attempts: 1, conditions: [connect-failure]}", 1)
 		doc = strings.Replace(doc, `["UP"]`, `["UP", "`+dead.Addr().String()+`"]`, 1)
 		w := start(t, good, setup{document: doc})
 		c := w.dial()
@@ -223,8 +230,9 @@ func TestAReadIsRepeatedOnAnotherEndpoint(t *testing.T) {
 }
 
 func TestUpstreamFaultsHaveTheirReasons(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
-		slow := strings.Replace(plainDocument, "timeout: 3s", "timeout: 150ms", 1)
+		slow := strings.Replace(plainDocument, "timeout: 20s", "timeout: 150ms", 1)
 		for name, c := range map[string]struct {
 			script   func(int, *raw)
 			document string
@@ -245,7 +253,7 @@ func TestUpstreamFaultsHaveTheirReasons(t *testing.T) {
 				began := time.Now()
 				res, body, _ := w.dial().send(get("/")).answer("GET")
 				problem(t, res, body, c.why)
-				if took := time.Since(began); took > time.Second {
+				if took := time.Since(began); took > soon {
 					t.Fatalf("took %v", took)
 				}
 			})
@@ -254,6 +262,7 @@ func TestUpstreamFaultsHaveTheirReasons(t *testing.T) {
 }
 
 func TestInterimAnswersAreNotTheAnswer(t *testing.T) {
+	t.Parallel()
 	eachSecure(t, func(t *testing.T, start starter) {
 		w := start(t, scripted(t, func(_ int, c *raw) {
 			c.request()
@@ -266,6 +275,7 @@ func TestInterimAnswersAreNotTheAnswer(t *testing.T) {
 }
 
 func TestClientThatLeavesCancelsItsUpstream(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		cancelled := make(chan time.Duration, 1)
 		w := start(t, scripted(t, func(_ int, c *raw) {
@@ -275,9 +285,9 @@ func TestClientThatLeavesCancelsItsUpstream(t *testing.T) {
 			cancelled <- time.Since(began)
 		}), setup{})
 		c := w.dial().send(get("/"))
-		time.Sleep(20 * time.Millisecond)
+		w.has(1)
 		c.Close()
-		if took := <-cancelled; took > time.Second {
+		if took := <-cancelled; took > soon {
 			t.Fatalf("the upstream was kept busy for %v", took)
 		}
 		if r := <-w.logged; r.Status != 499 || r.Reason != reason.ClientGone {
@@ -287,6 +297,7 @@ func TestClientThatLeavesCancelsItsUpstream(t *testing.T) {
 }
 
 func TestFullPoolRefusesAtOnce(t *testing.T) {
+	t.Parallel()
 	eachSecure(t, func(t *testing.T, start starter) {
 		release := make(chan struct{})
 		up := scripted(t, func(_ int, c *raw) {
@@ -297,13 +308,13 @@ func TestFullPoolRefusesAtOnce(t *testing.T) {
 		doc := strings.Replace(plainDocument, `["UP"]`, `["UP"], pool: {max_connections: 1, max_pending: 1}`, 1)
 		w := start(t, up, setup{document: doc})
 		first := w.dial().send(get("/"))
-		time.Sleep(30 * time.Millisecond)
+		w.has(1)
 		second := w.dial().send(get("/"))
-		time.Sleep(30 * time.Millisecond)
+		w.has(2)
 		began := time.Now()
 		res, body, _ := w.dial().send(get("/")).answer("GET")
 		problem(t, res, body, reason.PoolFull)
-		if res.Header.Get("Retry-After") == "" || time.Since(began) > 200*time.Millisecond {
+		if res.Header.Get("Retry-After") == "" || time.Since(began) > soon {
 			t.Fatalf("%v after %v", res.Header, time.Since(began))
 		}
 		close(release)
@@ -316,6 +327,7 @@ func TestFullPoolRefusesAtOnce(t *testing.T) {
 }
 
 func TestDeadlineOfTheClientReachesTheUpstream(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		w := start(t, handler(t, echo), setup{})
 		res, _, _ := w.dial().send("GET / HTTP/1.1\r\nHost: a.example\r\nX-Request-Timeout-Ms: 400\r\n\r\n").answer("GET")
@@ -328,6 +340,7 @@ func TestDeadlineOfTheClientReachesTheUpstream(t *testing.T) {
 
 // The body that was chunked with tricks arrives as new chunks, and nothing behind it becomes a request of its own.
 func TestNothingIsSmuggledBehindABody(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		var uris atomic.Int32
 		up := scripted(t, func(_ int, c *raw) {
@@ -355,6 +368,7 @@ func TestNothingIsSmuggledBehindABody(t *testing.T) {
 
 // I6: connect, response-header and idle-stream times are the upstream's own, apart from the route's total.
 func TestEachPhaseOfAnAttemptHasItsOwnTimer(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		timers := func(up, timeouts string) string {
 			return strings.Replace(plainDocument, `endpoints: ["UP"]`, `endpoints: ["`+up+`"], timeouts: {`+timeouts+`}`, 1)
@@ -383,7 +397,7 @@ func TestEachPhaseOfAnAttemptHasItsOwnTimer(t *testing.T) {
 				began := time.Now()
 				res, body, _ := w.dial().send(get("/")).answer("GET")
 				problem(t, res, body, reason.UpstreamTimeout)
-				if took := time.Since(began); took < 100*time.Millisecond || took > 2*time.Second {
+				if took := time.Since(began); took < 100*time.Millisecond || took > soon {
 					t.Fatalf("took %v", took)
 				}
 			})
@@ -408,7 +422,7 @@ func TestEachPhaseOfAnAttemptHasItsOwnTimer(t *testing.T) {
 			})
 			w := start(t, up, setup{document: timers("UP", "idle: 120ms")})
 			began := time.Now()
-			if _, body, err := w.dial().send(get("/")).answer("GET"); err == nil || body != "abc" || time.Since(began) > time.Second {
+			if _, body, err := w.dial().send(get("/")).answer("GET"); err == nil || body != "abc" || time.Since(began) > soon {
 				t.Fatalf("%q %v after %v", body, err, time.Since(began))
 			}
 		})
@@ -418,6 +432,7 @@ func TestEachPhaseOfAnAttemptHasItsOwnTimer(t *testing.T) {
 // An upstream that sends more than it says is asked again on a new connection, where the first answer can only be the right
 // one; what can't be repeated gets the answer that came.
 func TestSurplusOnAReusedConnectionIsAskedAgain(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		var conns atomic.Int32
 		up := scripted(t, func(n int, c *raw) {
@@ -452,15 +467,16 @@ func TestSurplusOnAReusedConnectionIsAskedAgain(t *testing.T) {
 
 // A client that sends its body too slowly has its own answer, at the end of the exchange's time.
 func TestABodyThatComesTooSlowlyIsTheClientsFault(t *testing.T) {
+	t.Parallel()
 	eachSecure(t, func(t *testing.T, start starter) {
 		for name, head := range slowBodies() {
 			t.Run(name, func(t *testing.T) {
 				up := scripted(t, func(_ int, c *raw) { c.request() })
-				w := start(t, up, setup{document: strings.Replace(plainDocument, "timeout: 3s", "timeout: 200ms", 1)})
+				w := start(t, up, setup{document: strings.Replace(plainDocument, "timeout: 20s", "timeout: 1s", 1)})
 				began := time.Now()
 				res, body, _ := w.dial().send("POST / HTTP/1.1\r\nHost: a.example\r\n" + head).answer("POST")
 				problem(t, res, body, reason.BodyTimeout)
-				if took := time.Since(began); took < 150*time.Millisecond || took > 2*time.Second {
+				if took := time.Since(began); took < 150*time.Millisecond || took > soon {
 					t.Fatalf("took %v", took)
 				}
 			})
@@ -478,6 +494,7 @@ func slowBodies() map[string]string {
 
 // Nobody throws endpoints out by sending slowly or by giving the upstream no time.
 func TestImpatientAndSlowClientsAreNoEvidenceAgainstAnUpstream(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		hurry := map[string]string{"a deadline of 20 ms": "X-Request-Timeout-Ms: 20\r\nContent-Length: 0\r\n\r\n"}
 		maps.Copy(hurry, slowBodies())
@@ -493,7 +510,7 @@ func TestImpatientAndSlowClientsAreNoEvidenceAgainstAnUpstream(t *testing.T) {
 					}
 				}
 				doc := strings.Replace(plainDocument, `["UP"]`, `["UP", "`+scripted(t, script)+`"]`, 1)
-				doc = strings.Replace(doc, "timeout: 3s", "timeout: 250ms", 1)
+				doc = strings.Replace(doc, "timeout: 20s", "timeout: 250ms", 1)
 				w := start(t, scripted(t, script), setup{document: doc})
 				var clients sync.WaitGroup
 				for range 70 {
@@ -524,6 +541,7 @@ func TestImpatientAndSlowClientsAreNoEvidenceAgainstAnUpstream(t *testing.T) {
 
 // I5: no time left means no upstream call, also on a connection that lies ready.
 func TestADeadlineThatLeavesNoTimeReachesNoUpstream(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
 		var calls atomic.Int32
 		w := start(t, handler(t, func(w http.ResponseWriter, _ *http.Request) { calls.Add(1); w.WriteHeader(204) }), setup{})

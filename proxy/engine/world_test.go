@@ -6,9 +6,11 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
+	"flag"
 	"io"
 	"net"
 	"net/http"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -20,12 +22,18 @@ import (
 	. "github.com/cellgate/cellgate/proxy/engine" // package loop, which is tested as well, imports it
 	"github.com/cellgate/cellgate/proxy/hops"
 	"github.com/cellgate/cellgate/proxy/program"
+	"github.com/cellgate/cellgate/proxy/shed"
 	"github.com/cellgate/cellgate/proxy/upstream"
 	"github.com/cellgate/cellgate/reason"
 	"github.com/cellgate/cellgate/snapshot"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// These tests wait more than they work, so some run side by side.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	_ = flag.Set("test.parallel", "4")
+	goleak.VerifyTestMain(m)
+}
 
 // compile makes the program of a document; UP in it stands for the upstream's address.
 func compile(t testing.TB, number uint64, document, up string) *program.Program {
@@ -45,16 +53,24 @@ func compile(t testing.TB, number uint64, document, up string) *program.Program 
 	return p
 }
 
+// patience is how long a test waits for what must come: nothing is measured by it.
+const patience = time.Minute
+
+// soon is more than whatever happens at once takes on a machine that is busy, and less than any limit that these tests set.
+const soon = 10 * time.Second
+
 const plainDocument = `
 version: v1
 routes:
-  - {id: any, match: {host: a.example, path_prefix: /, allow_catch_all: true}, upstream: up, timeout: 3s}
+  - {id: any, match: {host: a.example, path_prefix: /, allow_catch_all: true}, upstream: up, timeout: 20s}
 upstreams:
   - {id: up, endpoints: ["UP"]}
 `
 
 // nobody is the authenticator of documents without policies.
 type nobody struct{}
+
+func (nobody) Foresee(*proxy.Credentials) {}
 
 func (nobody) Authenticate(*proxy.Credentials, *proxy.Identity, time.Time) (reason.Reason, <-chan struct{}) {
 	return reason.AuthUnavailable, nil
@@ -89,10 +105,14 @@ type world struct {
 type setup struct {
 	document string
 	auth     proxy.Authenticator
+	limits   proxy.Limiter
 	engine   Options
 	tls      *tls.Config
 	silent   bool // no recorder
 	trusted  hops.Trusted
+	here     snapshot.Locality
+	level    shed.Level
+	finder   upstream.Finder
 	h3       bool // TLS with a certificate of its own, and HTTP/3 beside it
 }
 
@@ -107,13 +127,9 @@ type (
 // starter starts a world of one kind of engine.
 type starter func(t testing.TB, up string, s setup) *world
 
-// each runs a test with every kind of engine that this system has: what one promises, all do.
+// each runs a test with every kind of engine that this system has, side by side: what one promises, all do.
 func each(t *testing.T, test func(t *testing.T, start starter)) {
-	for name, kind := range engines() {
-		t.Run(name, func(t *testing.T) {
-			test(t, func(tb testing.TB, up string, s setup) *world { return start(tb, kind, up, s) })
-		})
-	}
+	eachOf(t, "plain", (*testing.T).Parallel, plainly, test)
 }
 
 // eachSecure does it for clients over TLS as well.
@@ -124,16 +140,39 @@ func eachSecure(t *testing.T, test func(t *testing.T, start starter)) {
 
 // eachOverTLS does it for clients over TLS alone.
 func eachOverTLS(t *testing.T, test func(t *testing.T, start starter)) {
-	cert, roots := selfSigned(t)
-	for name, kind := range engines() {
-		t.Run(name+" over TLS", func(t *testing.T) {
-			test(t, func(tb testing.TB, up string, s setup) *world {
-				s.tls = &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
-				w := start(tb, kind, up, s)
-				w.trust = &tls.Config{RootCAs: roots, ServerName: "a.example"}
-				return w
+	eachOf(t, "over TLS", (*testing.T).Parallel, overTLS(t), test)
+}
+
+// eachAlone does what eachSecure does with nothing beside it: what counts allocations counts everybody's.
+func eachAlone(t *testing.T, test func(t *testing.T, start starter)) {
+	eachOf(t, "plain", func(*testing.T) {}, plainly, test)
+	eachOf(t, "over TLS", func(*testing.T) {}, overTLS(t), test)
+}
+
+func eachOf(t *testing.T, group string, begin func(*testing.T), how func(maker) starter, test func(t *testing.T, start starter)) {
+	t.Run(group, func(t *testing.T) {
+		for name, kind := range engines() {
+			t.Run(name, func(t *testing.T) {
+				begin(t)
+				test(t, how(kind))
 			})
-		})
+		}
+	})
+}
+
+func plainly(kind maker) starter {
+	return func(tb testing.TB, up string, s setup) *world { return start(tb, kind, up, s) }
+}
+
+func overTLS(t *testing.T) func(maker) starter {
+	cert, roots := selfSigned(t)
+	return func(kind maker) starter {
+		return func(tb testing.TB, up string, s setup) *world {
+			s.tls = &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
+			w := start(tb, kind, up, s)
+			w.trust = &tls.Config{RootCAs: roots, ServerName: "a.example"}
+			return w
+		}
 	}
 }
 
@@ -147,13 +186,17 @@ func start(t testing.TB, kind maker, up string, s setup) *world {
 	if s.auth == nil {
 		s.auth = nobody{}
 	}
+	if s.limits == nil {
+		s.limits = callers.NewLimiter(time.Now())
+	}
 	w := &world{t: t, logged: make(chan proxy.Record, 100), ended: make(chan error, 2)}
-	opts := proxy.Options{Auth: s.auth, Limits: callers.NewLimiter(time.Now()), Upstream: upstream.Options{Allow: snapshot.Loopback()}, Trusted: s.trusted}
+	opts := proxy.Options{Auth: s.auth, Limits: s.limits, Upstream: upstream.Options{Allow: snapshot.Loopback(), Here: s.here, Finder: s.finder}, Trusted: s.trusted}
 	if !s.silent {
 		opts.Recorders = []proxy.Recorder{records{w.logged}}
 	}
 	w.server = proxy.New(opts)
-	if err := w.server.Apply(compile(t, 1, s.document, up), 1); err != nil {
+	w.server.Shed(s.level)
+	if err := w.server.Apply(compile(t, 1, s.document, up)); err != nil {
 		t.Fatal(err)
 	}
 	l := listen(t)
@@ -209,6 +252,16 @@ type raw struct {
 	t testing.TB
 }
 
+// has waits until n exchanges are under way.
+func (w *world) has(n int64) {
+	w.t.Helper()
+	for end := time.Now().Add(patience); w.server.InFlight.Load() != n; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			w.t.Fatalf("%d exchanges are under way, not %d", w.server.InFlight.Load(), n)
+		}
+	}
+}
+
 func (w *world) dial() *raw {
 	w.t.Helper()
 	c, err := net.Dial("tcp", w.addr)
@@ -216,7 +269,7 @@ func (w *world) dial() *raw {
 		w.t.Fatal(err)
 	}
 	w.t.Cleanup(func() { c.Close() })
-	_ = c.SetDeadline(time.Now().Add(8 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(patience))
 	if w.trust != nil {
 		c = tls.Client(c, w.trust)
 	}
@@ -248,6 +301,17 @@ func (c *raw) closed() {
 	if b, err := c.r.ReadByte(); err == nil {
 		c.t.Fatalf("the connection goes on with %q", b)
 	}
+}
+
+// allocsPerRun is testing.AllocsPerRun on as many processors as there are: an event loop has its own.
+func allocsPerRun(runs int, do func()) float64 {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for range runs {
+		do()
+	}
+	runtime.ReadMemStats(&after)
+	return float64((after.Mallocs - before.Mallocs) / uint64(runs))
 }
 
 func get(path string) string { return "GET " + path + " HTTP/1.1\r\nHost: a.example\r\n\r\n" }
@@ -282,7 +346,7 @@ func scripted(t testing.TB, script func(n int, c *raw)) string {
 			if err != nil {
 				return
 			}
-			_ = c.SetDeadline(time.Now().Add(8 * time.Second))
+			_ = c.SetDeadline(time.Now().Add(patience))
 			r := &raw{c, bufio.NewReader(c), t}
 			go func() {
 				defer c.Close()

@@ -10,6 +10,7 @@ package hops
 
 import (
 	"bytes"
+	"encoding/hex"
 	"fmt"
 	"net/netip"
 	"unsafe"
@@ -85,6 +86,24 @@ func (t Trusted) Client(peer netip.Addr, h *http1.Head) netip.Addr {
 		return peer
 	}
 	return a
+}
+
+// Handed reads what a proxy of ours says of a request that it hands on: who the client is, whether it came by TLS, and its id, of
+// hex digits as many as there is room for. The text points into the request.
+func Handed(h *http1.Head, id []byte) (client netip.Addr, as string, https, ok bool) {
+	from, _ := h.Find("x-forwarded-for")
+	proto, _ := h.Find("x-forwarded-proto")
+	given, _ := h.Find("x-request-id")
+	as = unsafe.String(unsafe.SliceData(from), len(from))
+	client, err := netip.ParseAddr(as)
+	if err != nil || len(given) != len(id) || string(proto) != "https" && string(proto) != "http" {
+		return client, as, false, false
+	}
+	if _, err := hex.Decode(make([]byte, len(given)/2), given); err != nil {
+		return client, as, false, false
+	}
+	copy(id, given)
+	return client, as, string(proto) == "https", true
 }
 
 // HTTPS says what a trusted proxy's X-Forwarded-Proto says of the connection that it got the request on; ok is false when

@@ -7,7 +7,7 @@ package http1
 func (r *Request) Build(scratch []byte) {
 	r.reset(scratch[:0])
 	r.Minor = 1
-	r.method, r.target, r.authority = Span{}, Span{}, Span{}
+	r.method, r.target, r.authority, r.protocol = Span{}, Span{}, Span{}, Span{}
 	r.Expect, r.Upgrade = false, false
 }
 
@@ -19,6 +19,18 @@ func (h *Head) put(v []byte) Span {
 
 // PutMethod sets the method.
 func (r *Request) PutMethod(v []byte) { r.method = r.put(v) }
+
+// PutProtocol sets what an extended CONNECT asks for. ErrSyntax says that it is no token.
+func (r *Request) PutProtocol(v []byte) error {
+	if !isTokenBytes(v) {
+		return ErrSyntax
+	}
+	r.protocol = r.put(v)
+	return nil
+}
+
+// Bodiless takes a request that is to be sent on for one without a body; what comes behind its head is something else.
+func (r *Request) Bodiless() { r.Length, r.Chunked = 0, false }
 
 // PutTarget sets path and query, or "*". ErrURL says that it is too long.
 func (r *Request) PutTarget(v []byte) error {
@@ -109,7 +121,7 @@ func (r *Request) Built(body bool) error {
 
 func (r *Request) checkTarget() error {
 	method, t := r.Method(), r.Target()
-	if !isTokenBytes(method) || len(t) == 0 {
+	if !isTokenBytes(method) || len(method) > MaxMethod || len(t) == 0 {
 		return ErrSyntax
 	}
 	for _, c := range t {

@@ -11,9 +11,32 @@ type Chunks struct {
 	size  uint64
 	n     int // digits, or bytes of the extension
 	total int // bytes of all extensions
+	quote quote
 	buf   []byte
 	// Trailer is complete once Next said done. Its buffer belongs to the decoder and lasts until Reset.
 	Trailer Head
+}
+
+// quote is where in an extension's quoted string the decoder stands (RFC 9112, section 7.1.1). One that doesn't end in its line
+// is refused: others read on behind the line for its end (CVE-2026-2332).
+type quote uint8
+
+const (
+	unquoted quote = iota
+	quoted
+	escaped
+)
+
+func (q quote) next(b byte) quote {
+	switch {
+	case q == escaped, q == unquoted && b == '"':
+		return quoted
+	case q == quoted && b == '"':
+		return unquoted
+	case q == quoted && b == '\\':
+		return escaped
+	}
+	return q
 }
 
 type chunkState uint8
@@ -38,7 +61,7 @@ const (
 
 // Reset makes c ready for another body and keeps its buffer.
 func (c *Chunks) Reset() {
-	c.state, c.left, c.size, c.n, c.total, c.buf = inSize, 0, 0, 0, 0, c.buf[:0]
+	c.state, c.left, c.size, c.n, c.total, c.quote, c.buf = inSize, 0, 0, 0, 0, unquoted, c.buf[:0]
 	c.Trailer.Restart()
 	c.Trailer.n = 0
 }
@@ -75,12 +98,13 @@ func (c *Chunks) step(b byte) error {
 	case inSize:
 		return c.sizeByte(b)
 	case inExtension:
-		if b == '\r' {
+		if b == '\r' && c.quote == unquoted {
 			c.state = afterSize
 			return nil
 		}
 		c.n++
 		c.total++
+		c.quote = c.quote.next(b)
 		if class[b]&isValue == 0 || c.n > maxExtension || c.total > maxExtensions {
 			return ErrFraming
 		}
@@ -169,12 +193,26 @@ func (c *Chunks) finish(n int) error {
 	return nil
 }
 
-// DropKnown marks every field that means something to the gateway: in a trailer it would come past the checks.
+// DropKnown marks the fields that a trailer must not bring in past the checks: every one that means something to the
+// gateway, and those that say ahead of a body what it is or how to answer (RFC 9110, section 6.5.1).
 func (h *Head) DropKnown() {
 	for i := range h.fields[:h.n] {
 		f := &h.fields[i]
-		f.Drop = f.Drop || f.Kind != Other
+		f.Drop = f.Drop || f.Kind != Other || leads(h.Name(f))
 	}
+}
+
+func leads(name []byte) bool {
+	if len(name) > 3 && foldUnder(name[:3], "if-") {
+		return true
+	}
+	for _, s := range [...]string{"cookie", "set-cookie", "content-type", "content-encoding", "content-range", "cache-control", "pragma", "range",
+		"max-forwards", "www-authenticate"} {
+		if len(name) == len(s) && foldUnder(name, s) {
+			return true
+		}
+	}
+	return false
 }
 
 func unhex(b byte) byte {

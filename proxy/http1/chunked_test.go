@@ -69,6 +69,9 @@ func TestRefusedChunks(t *testing.T) {
 		"LF behind data":      "3\r\nabc\n0\r\n\r\n",
 		"size overflows":      "1000000000000000\r\n",
 		"LF in extension":     "3;a\nb\r\nabc\r\n0\r\n\r\n",
+		"an open quote":       "3;a=\"\r\nabc\r\n0\r\n\r\n",
+		"an escaped quote":    "3;a=\"b\\\"\r\nabc\r\n0\r\n\r\n",
+		"an escaped end":      "3;a=\"b\\\r\nabc\r\n0\r\n\r\n",
 		"long extension":      "3;" + strings.Repeat("a", 300) + "\r\nabc\r\n0\r\n\r\n",
 		"many extensions":     strings.Repeat("1;"+strings.Repeat("a", 200)+"\r\nx\r\n", 30),
 		"LF in trailer":       "0\r\nX: a\n\r\n",
@@ -86,10 +89,20 @@ func TestRefusedChunks(t *testing.T) {
 	}
 }
 
+func TestExtensionsAreDropped(t *testing.T) {
+	for _, wire := range []string{"3;a\r\nabc\r\n0\r\n\r\n", "3;a=b;c=\"d;\\\"e\"\r\nabc\r\n0;\"\"\r\n\r\n", "3;\\\r\nabc\r\n0\r\n\r\n"} {
+		var c Chunks
+		if data, _, done, err := decode(&c, []byte(wire)); err != nil || !done || string(data) != "abc" {
+			t.Errorf("%q: %q %v %v", wire, data, done, err)
+		}
+	}
+}
+
 // G17: a trailer must not bring in what was refused as a header.
 func TestTrailersThatIdentifyOrFrameAreDropped(t *testing.T) {
 	var c Chunks
-	_, _, done, err := decode(&c, []byte("0\r\nX-Caller: root\r\nX-Forwarded-For: 1\r\nx_caller: root\r\nHost: b\r\nAuthorization: x\r\nX-Sum: 1\r\n\r\n"))
+	_, _, done, err := decode(&c, []byte("0\r\nX-Caller: root\r\nX-Forwarded-For: 1\r\nx_caller: root\r\nHost: b\r\nAuthorization: x\r\n"+
+		"Content-Type: a\r\nContent_Type: a\r\nSet-Cookie: a\r\nIf-Match: a\r\nRange: a\r\nX-Forwarded: a\r\nX-Sum: 1\r\n\r\n"))
 	if err != nil || !done {
 		t.Fatal(err, done)
 	}

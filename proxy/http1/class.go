@@ -1,5 +1,7 @@
 package http1
 
+import "encoding/binary"
+
 // The character classes of RFC 9110, section 5.6.2 and 5.5, and of RFC 3986.
 const (
 	isToken  = 1 << iota // field names and methods
@@ -54,7 +56,10 @@ const (
 	Authorization
 	APIKey
 	TimeoutMS   // X-Request-Timeout-Ms
+	Traceparent // and Tracestate: taken from trusted proxies alone, and rebuilt
+	Tracestate
 	GRPCTimeout // Grpc-Timeout
+	Internal    // tells what runs behind: passes in requests only, unless an answer's route keeps it
 	Spoof       // a name that equals a known one once '_' is read as '-'
 )
 
@@ -74,26 +79,54 @@ var knownByLength = func() (t [32][]known) {
 		{"forwarded", Forwarding, true}, {"x-real-ip", Forwarding, true}, {"x-caller", Forwarding, true},
 		{"x-client-ip", Forwarding, true}, {"x-cluster-client-ip", Forwarding, true}, {"true-client-ip", Forwarding, true},
 		{"x-original-url", Forwarding, true}, {"x-rewrite-url", Forwarding, true}, {"x-cellgate-reason", Forwarding, true},
+		{"x-forwarded", Forwarding, true}, {"forwarded-for", Forwarding, true}, {"client-ip", Forwarding, true}, {"x-original-host", Forwarding, true},
+		{"x-original-forwarded-for", Forwarding, true}, {"x-originating-ip", Forwarding, true}, {"x-remote-ip", Forwarding, true},
+		{"x-remote-addr", Forwarding, true}, {"x-remote-user", Forwarding, true}, {"x-host", Forwarding, true}, {"x-real-port", Forwarding, true},
+		{"x-scheme", Forwarding, true}, {"x-url-scheme", Forwarding, true}, {"front-end-https", Forwarding, true},
+		{"cf-connecting-ip", Forwarding, true}, {"fastly-client-ip", Forwarding, true},
+		{"proxy", Hop, true}, // upstreams of CGI's kind would take it for their own proxy's address (CVE-2016-5385)
 		{"x-request-id", RequestID, true}, {"authorization", Authorization, false}, {"x-api-key", APIKey, false},
 		{"x-request-timeout-ms", TimeoutMS, true}, {"grpc-timeout", GRPCTimeout, true},
+		{"server", Internal, false}, {"x-powered-by", Internal, false}, {"x-aspnet-version", Internal, false}, {"x-aspnetmvc-version", Internal, false},
+		{"x-backend", Internal, false}, {"x-backend-server", Internal, false}, {"x-debug-token", Internal, false}, {"x-debug-token-link", Internal, false},
+		{"x-envoy-decorator-operation", Internal, false}, {"x-envoy-upstream-service-time", Internal, false}, {"x-generator", Internal, false},
+		{"x-runtime", Internal, false}, {"x-upstream", Internal, false},
+		{"traceparent", Traceparent, true}, {"tracestate", Tracestate, true},
 	} {
 		t[len(k.name)] = append(t[len(k.name)], k)
 	}
 	return t
 }()
 
-const forwardedFamily = "x-forwarded-"
+// Known lists the names that mean something to the gateway, in lower case, beside the families of X-Forwarded and X-Caller.
+func Known() (names []string) {
+	for _, of := range knownByLength {
+		for _, k := range of {
+			names = append(names, k.name)
+		}
+	}
+	return names
+}
+
+// The families of names that are all known: of proxies, and of who calls.
+const (
+	forwardedFamily = "x-forwarded-"
+	callerFamily    = "x-caller-"
+)
 
 // classify finds the kind of a name. An underscore is read as a hyphen, because upstreams that put fields into
 // environment variables can't tell them apart: such a name of a known field is dropped.
 func classify(name []byte) (Kind, bool) {
-	n := len(name)
-	if n > len(forwardedFamily) && foldUnder(name[:len(forwardedFamily)], forwardedFamily) {
+	n, first := len(name), name[0]|0x20
+	if n >= len(forwardedFamily) && first == forwardedFamily[0] && foldUnder(name[:len(forwardedFamily)], forwardedFamily) {
+		return Forwarding, true
+	}
+	if n >= len(callerFamily) && first == callerFamily[0] && foldUnder(name[:len(callerFamily)], callerFamily) {
 		return Forwarding, true
 	}
 	if n < len(knownByLength) {
 		for i := range knownByLength[n] {
-			if k := &knownByLength[n][i]; foldUnder(name, k.name) {
+			if k := &knownByLength[n][i]; first == k.name[0] && foldUnder(name, k.name) {
 				if !equalFold(name, k.name) {
 					return Spoof, true
 				}
@@ -125,6 +158,19 @@ func foldUnder(b []byte, s string) bool {
 		}
 	}
 	return true
+}
+
+// plain is how many bytes from the head of b, in steps of eight, are surely visible ASCII or spaces. Most of a head is the
+// values of cookies and tokens, which are nothing else.
+func plain(b []byte) (n int) {
+	const ones = 0x0101010101010101
+	for ; len(b)-n >= 8; n += 8 {
+		// A byte's highest bit becomes set if it is below 0x20, or above 0x7e; or, by a borrow or carry, next to one that is.
+		if w := binary.LittleEndian.Uint64(b[n:]); ((w-0x20*ones)|(w+ones)|w)&(0x80*ones) != 0 {
+			break
+		}
+	}
+	return n
 }
 
 func isTokenBytes(b []byte) bool {

@@ -26,6 +26,7 @@ const (
 	MaxFields = 100
 	MaxHead   = 64 << 10
 	MaxTarget = 8 << 10
+	MaxMethod = 64
 )
 
 // Span is a range of a head's buffer.
@@ -83,6 +84,22 @@ func (h *Head) Only(k Kind) (v []byte, n int) {
 // Upgrades says whether Connection names Upgrade.
 func (h *Head) Upgrades() bool { return h.upgrade }
 
+// WantsTrailers says whether "trailers" stands in a TE field, alone or in a list (RFC 9110, section 10.1.4).
+func (h *Head) WantsTrailers() bool {
+	for i := range h.fields[:h.n] {
+		if h.fields[i].Kind != TE {
+			continue
+		}
+		for v := h.Value(&h.fields[i]); len(v) > 0; {
+			var item []byte
+			if item, v = cutComma(v); equalFold(item, "trailers") {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // Find returns the value of the first field with this lower-case name.
 func (h *Head) Find(name string) ([]byte, bool) {
 	for i := range h.fields[:h.n] {
@@ -92,6 +109,9 @@ func (h *Head) Find(name string) ([]byte, bool) {
 	}
 	return nil, false
 }
+
+// Is says whether a name is this one, which is in lower case.
+func Is(name []byte, lower string) bool { return equalFold(name, lower) }
 
 func (h *Head) reset(b []byte) {
 	h.buf, h.n, h.Length, h.Chunked, h.Close, h.named, h.upgrade, h.keep = b, 0, -1, false, false, false, false, false
@@ -163,6 +183,7 @@ func (h *Head) parseField(b []byte, i int) (next int, err error) {
 	for i++; b[i] == ' ' || b[i] == '\t'; i++ {
 	}
 	v0 := i
+	i += plain(b[i:])
 	for class[b[i]]&isValue != 0 {
 		i++
 	}

@@ -8,6 +8,7 @@ type Request struct {
 	method    Span
 	target    Span // path and query, or "*"
 	authority Span // host[:port] of the target or of the Host field; empty with HTTP/1.0 without Host
+	protocol  Span // of an extended CONNECT
 	// Expect is set by a 100-continue expectation of an HTTP/1.1 client.
 	Expect bool
 	// Upgrade is set when the client offers another protocol on this connection (RFC 9110, section 7.8).
@@ -17,11 +18,14 @@ type Request struct {
 // Method is the method as it came; methods are case-sensitive.
 func (r *Request) Method() []byte { return r.buf[r.method.Start:r.method.End] }
 
-// Target is path and query as they came, beginning with '/', or "*".
+// Target is path and query as they came, or "*". The path is empty where an absolute target has none; else it begins with '/'.
 func (r *Request) Target() []byte { return r.buf[r.target.Start:r.target.End] }
 
 // Authority is host and optional port as they came. Only characters of names, addresses and ports are in it.
 func (r *Request) Authority() []byte { return r.buf[r.authority.Start:r.authority.End] }
+
+// Protocol is what an extended CONNECT (RFC 8441) asks for; empty for every other request, and always in HTTP/1.
+func (r *Request) Protocol() []byte { return r.buf[r.protocol.Start:r.protocol.End] }
 
 // Preface says whether this is the beginning of an HTTP/2 connection with prior knowledge (RFC 9113, section 3.4).
 func Preface(b []byte) bool { return bytes.HasPrefix(b, []byte("PRI * HTTP/2.0\r\n")) }
@@ -67,7 +71,7 @@ func (r *Request) parseLine(b []byte) (int, error) {
 	for class[b[i]]&isToken != 0 {
 		i++
 	}
-	if i == 0 || b[i] != ' ' {
+	if i == 0 || i > MaxMethod || b[i] != ' ' {
 		return 0, ErrSyntax
 	}
 	r.method = Span{0, uint32(i)}
@@ -79,7 +83,7 @@ func (r *Request) parseLine(b []byte) (int, error) {
 	if i-t0 > MaxTarget {
 		return 0, ErrURL
 	}
-	r.target, r.authority = Span{uint32(t0), uint32(i)}, Span{}
+	r.target, r.authority, r.protocol = Span{uint32(t0), uint32(i)}, Span{}, Span{}
 	if foreign(b[t0:i], b[i:]) {
 		return 0, ErrForeign
 	}
@@ -157,12 +161,15 @@ func (r *Request) splitAbsolute(t []byte, at int) error {
 	default:
 		return ErrSyntax
 	}
-	slash := bytes.IndexByte(t[i:], '/')
-	if slash < 0 || !validAuthority(t[i:i+slash]) {
+	n := bytes.IndexAny(t[i:], "/?")
+	if n < 0 {
+		n = len(t) - i
+	}
+	if !validAuthority(t[i : i+n]) {
 		return ErrSyntax
 	}
-	r.authority = Span{uint32(at + i), uint32(at + i + slash)}
-	r.target.Start = uint32(at + i + slash)
+	r.authority = Span{uint32(at + i), uint32(at + i + n)}
+	r.target.Start = uint32(at + i + n)
 	return nil
 }
 
@@ -181,20 +188,22 @@ func (r *Request) check() error {
 	return r.checkExpect()
 }
 
-// checkHost says how many Host fields there are: one at most, and what an authority elsewhere says.
+// checkHost says how many Host fields there are: one at most, and what an authority elsewhere says. An empty port is no part
+// of either from here on (RFC 3986, section 6.2.3).
 func (r *Request) checkHost() (hosts int, err error) {
+	r.authority = r.withoutEmptyPort(r.authority)
 	for i := range r.fields[:r.n] {
 		f := &r.fields[i]
 		if f.Kind != Host {
 			continue
 		}
-		v := r.Value(f)
-		if hosts++; !validAuthority(v) {
+		if hosts++; !validAuthority(r.Value(f)) {
 			return hosts, ErrSyntax
 		}
+		host := r.withoutEmptyPort(f.value)
 		if r.authority.End == 0 {
-			r.authority = f.value
-		} else if hosts == 1 && string(r.Method()) != "CONNECT" && !bytes.EqualFold(v, r.Authority()) {
+			r.authority = host
+		} else if hosts == 1 && !r.plainConnect() && !bytes.EqualFold(r.buf[host.Start:host.End], r.Authority()) {
 			return hosts, ErrSyntax
 		}
 	}
@@ -202,6 +211,18 @@ func (r *Request) checkHost() (hosts int, err error) {
 		return hosts, ErrSyntax
 	}
 	return hosts, nil
+}
+
+func (r *Request) withoutEmptyPort(s Span) Span {
+	if s.End > s.Start && r.buf[s.End-1] == ':' {
+		s.End--
+	}
+	return s
+}
+
+// plainConnect: the authority of such a request is its target, and no host.
+func (r *Request) plainConnect() bool {
+	return string(r.Method()) == "CONNECT" && r.protocol.End == r.protocol.Start
 }
 
 func (r *Request) checkExpect() error {
@@ -228,7 +249,8 @@ func (r *Request) HasBody() bool { return r.Chunked || r.Length > 0 }
 // Persistent10 says whether an HTTP/1.0 client asked to keep the connection.
 func (r *Request) Persistent10() bool { return r.Minor == 0 && r.keep && !r.Close }
 
-// validAuthority takes a registered name, an IPv4 address or a bracketed IPv6 address with an optional port, no user.
+// validAuthority takes a registered name, an IPv4 address or a bracketed IPv6 address with an optional port, which may be
+// empty (RFC 3986, section 3.2.3), no user.
 func validAuthority(v []byte) bool {
 	i := 0
 	if len(v) > 0 && v[0] == '[' {
@@ -250,7 +272,7 @@ func validAuthority(v []byte) bool {
 }
 
 func validPort(v []byte) bool {
-	if len(v) == 0 || len(v) > 5 {
+	if len(v) > 5 {
 		return false
 	}
 	n := 0
@@ -260,5 +282,5 @@ func validPort(v []byte) bool {
 		}
 		n = n*10 + int(c-'0')
 	}
-	return n > 0 && n < 1<<16
+	return n < 1<<16 && (n > 0 || len(v) == 0)
 }

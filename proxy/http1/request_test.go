@@ -1,6 +1,7 @@
 package http1
 
 import (
+	"bytes"
 	"errors"
 	"strings"
 	"testing"
@@ -23,6 +24,7 @@ func TestRefusedHeads(t *testing.T) {
 		"bare LF":                           {"GET / HTTP/1.1\nHost: a\n\n", ErrSyntax},
 		"bare LF in one field":              {"GET / HTTP/1.1\r\nHost: a\nX: y\r\n\r\n", ErrSyntax},
 		"bare CR":                           {"GET / HTTP/1.1\r\nHost: a\rX: y\r\n\r\n", ErrSyntax},
+		"long method":                       {strings.Repeat("G", MaxMethod+1) + " / HTTP/1.1\r\n" + host + "\r\n", ErrSyntax},
 		"empty line ahead":                  {"\r\nGET / HTTP/1.1\r\n" + host + "\r\n", ErrSyntax},
 		"folded field":                      {"GET / HTTP/1.1\r\n" + host + "X: a\r\n b\r\n\r\n", ErrSyntax},
 		"blank before colon":                {"GET / HTTP/1.1\r\n" + host + "Content-Length : 3\r\n\r\n", ErrSyntax},
@@ -38,6 +40,9 @@ func TestRefusedHeads(t *testing.T) {
 		"host with slash":                   {"GET / HTTP/1.1\r\nHost: a/b\r\n\r\n", ErrSyntax},
 		"host with list":                    {"GET / HTTP/1.1\r\nHost: a, b\r\n\r\n", ErrSyntax},
 		"host with bad port":                {"GET / HTTP/1.1\r\nHost: a:99999\r\n\r\n", ErrSyntax},
+		"host with port 0":                  {"GET / HTTP/1.1\r\nHost: a:0\r\n\r\n", ErrSyntax},
+		"nothing but an empty port":         {"GET / HTTP/1.1\r\nHost: :\r\n\r\n", ErrSyntax},
+		"two empty ports":                   {"GET / HTTP/1.1\r\nHost: a::\r\n\r\n", ErrSyntax},
 		"target and host differ":            {"GET http://b/ HTTP/1.1\r\nHost: a\r\n\r\n", ErrSyntax},
 		"no HTTP at all":                    {"INVALID CONNECTION PREFACE\r\n\r\n", ErrForeign},
 		"other protocol":                    {"GET a FTP/1.1\r\n" + host + "\r\n", ErrSyntax},
@@ -90,6 +95,8 @@ func TestAcceptedHeads(t *testing.T) {
 	for name, c := range map[string]struct{ head, method, target, authority string }{
 		"origin form":       {"GET /a?b HTTP/1.1\r\n" + host + "\r\n", "GET", "/a?b", "a.example"},
 		"absolute form":     {"GET http://A.example:80/a?b HTTP/1.1\r\nHost: a.example:80\r\n\r\n", "GET", "/a?b", "A.example:80"},
+		"no path":           {"GET http://a.example HTTP/1.1\r\n" + host + "\r\n", "GET", "", "a.example"},
+		"no path, a query":  {"GET http://a.example?b/c HTTP/1.1\r\n" + host + "\r\n", "GET", "?b/c", "a.example"},
 		"asterisk form":     {"OPTIONS * HTTP/1.1\r\n" + host + "\r\n", "OPTIONS", "*", "a.example"},
 		"IPv6 host":         {"GET / HTTP/1.1\r\nHost: [::1]:80\r\n\r\n", "GET", "/", "[::1]:80"},
 		"HTTP/1.0, no host": {"GET / HTTP/1.0\r\n\r\n", "GET", "/", ""},
@@ -131,6 +138,7 @@ func TestHopByHopAndNamedFieldsAreDropped(t *testing.T) {
 	r, _, err := parse("GET / HTTP/1.1\r\n" + host +
 		"Connection:\r\nConnection: X-Named, close,, TE\r\nX-Named: 1\r\nKeep-Alive: 1\r\nTE: trailers\r\nProxy-Connection: x\r\n" +
 		"Upgrade: h2c\r\nHTTP2-Settings: x\r\nX-Forwarded-For: 1\r\nX_Forwarded_For: 2\r\nX-Forwarded-Prefix: /a\r\nForwarded: for=1\r\n" +
+		"X-Forwarded-: 1\r\nX-Forwarded: for=1\r\nClient-IP: 1\r\nX-Original-Host: b\r\nX-Remote-User: root\r\nProxy: http://b\r\n" +
 		"X-Real-Ip: 1\r\nX-Caller: root\r\nx_caller: root\r\nTransfer_Encoding: chunked\r\nX-Request-Id: 1\r\nX-Stays: 1\r\nAuthorization: a\r\n\r\n")
 	if err != nil {
 		t.Fatal(err)
@@ -178,6 +186,38 @@ func BenchmarkParseRequest(b *testing.B) {
 	for b.Loop() {
 		if _, err := r.Parse(head); err != nil {
 			b.Fatal(err)
+		}
+	}
+}
+
+func TestPlainBytesAreCountedUpToTheFirstOther(t *testing.T) {
+	for at := range 40 {
+		for c := range 256 {
+			b := bytes.Repeat([]byte("x"), 40)
+			b[at] = byte(c)
+			n := plain(b)
+			if ok := c >= 0x20 && c < 0x7f; ok && n != 40 || !ok && n != at/8*8 {
+				t.Fatalf("%#x at %d: %d", c, at, n)
+			}
+		}
+	}
+	if n := plain([]byte("seven b")); n != 0 {
+		t.Fatal(n)
+	}
+}
+
+// RFC 3986, section 3.2.3: a port may be empty, and is none then (section 6.2.3).
+func TestAnEmptyPortIsNone(t *testing.T) {
+	for head, want := range map[string]string{
+		"GET / HTTP/1.1\r\nHost: a.example:\r\n\r\n":                    "a.example",
+		"GET / HTTP/1.1\r\nHost: [::1]:\r\n\r\n":                        "[::1]",
+		"GET http://a.example:/ HTTP/1.1\r\nHost: a.example\r\n\r\n":    "a.example",
+		"GET http://a.example/ HTTP/1.1\r\nHost: a.example:\r\n\r\n":    "a.example",
+		"GET http://a.example:80/ HTTP/1.1\r\nHost: a.example:\r\n\r\n": "",
+	} {
+		var r Request
+		if _, err := r.Parse([]byte(head)); (err == nil) != (want != "") || err == nil && string(r.Authority()) != want {
+			t.Errorf("%q: %q %v", head, r.Authority(), err)
 		}
 	}
 }

@@ -54,7 +54,7 @@ func AppendLastChunk(dst []byte, trailer *Head) []byte {
 func (r *Request) Blank() {
 	r.reset(nil)
 	r.Restart()
-	r.method, r.target, r.authority = Span{}, Span{}, Span{}
+	r.method, r.target, r.authority, r.protocol = Span{}, Span{}, Span{}, Span{}
 	r.Expect, r.Upgrade = false, false
 }
 

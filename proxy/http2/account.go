@@ -17,7 +17,7 @@ const (
 	costFrame  = 1  // pings, priorities, window updates, empty data, unknown frames
 	costState  = 10 // settings, resets, faults, refused streams, empty pieces of header blocks
 	earnAnswer = 10 // a whole answer
-	earnPiece  = 2  // a piece of an answer that its windows let pass in one: clients ping with each to find out their bandwidth
+	earnPiece  = 2  // a piece of an answer that leaves its windows open: clients ping with each to find out their bandwidth
 	earnData   = 256
 )
 

@@ -4,9 +4,9 @@ import "time"
 
 // Times are the patience of a connection. Zero values are production's.
 type Times struct {
-	Idle time.Duration // without a stream; 75 s
+	Idle time.Duration // without a stream; 75 s; a server's end alone
 	Head time.Duration // for the preface with the first settings, and for whatever is begun but data; 10 s
-	Ping time.Duration // of silence before the client is asked whether it is there; 30 s
+	Ping time.Duration // of silence before the client is asked whether it is there; 30 s; a server's end alone
 	Pong time.Duration // for its answer; 10 s
 }
 
@@ -21,6 +21,9 @@ func (t *Times) fill() {
 	set(&t.Ping, 30*time.Second)
 	set(&t.Pong, 10*time.Second)
 }
+
+// never is when an end has something to do that waits for nothing.
+const never = 24 * time.Hour
 
 // leaveOver is how long a client that answers no ping may open streams after it was asked not to.
 const leaveOver = time.Second
@@ -39,15 +42,17 @@ type leaving struct {
 	asked bool      // the first GOAWAY is out, which refuses nothing yet
 	at    time.Time // and was sent then
 	said  bool      // the last one is out
-	upTo  uint32    // streams above are nobody's
-	heard bool      // the client has sent one
+	upTo  uint32    // streams above are nobody's, by the last one of whoever counts
+	heard bool      // the other side has sent one
+	code  Code      // for the reason that it gave
+	mute  bool      // and nothing else can come from it
 }
 
 var leavePing = [8]byte{'l', 'e', 'a', 'v', 'e'}
 
 // Leave asks the client to open its next streams on another connection. Those that are on their way are served: the last
 // stream is named only once the client has seen the first GOAWAY.
-func (c *Server) Leave(now time.Time) {
+func (c *conn) Leave(now time.Time) {
 	if c.leaving.asked || c.failed {
 		return
 	}
@@ -56,10 +61,27 @@ func (c *Server) Leave(now time.Time) {
 	c.out = appendPing(c.out, 0, leavePing)
 }
 
-// Leaving says whether the client has been asked to.
-func (c *Server) Leaving() bool { return c.leaving.asked }
+// HungUp is for a client that will send no more: what it has asked for whole is answered, and the rest is given up, streams
+// that Gone is true for from now on. What is sent to say so shows whether somebody is there, whom nothing else can be asked.
+func (c *conn) HungUp(now time.Time) {
+	if c.leaving.mute || c.failed {
+		return
+	}
+	c.leaving.mute = true
+	for s := range c.Held {
+		if !s.is(heard | ours | theirs) {
+			s.state |= theirs
+			c.uncount(s)
+		}
+	}
+	c.Leave(now)
+	c.sayLast()
+}
 
-func (c *Server) sayLast() {
+// Leaving says whether the client has been asked to.
+func (c *conn) Leaving() bool { return c.leaving.asked }
+
+func (c *conn) sayLast() {
 	if c.leaving.asked && !c.leaving.said {
 		c.leaving.said, c.leaving.upTo = true, c.last
 		c.out = appendGoAway(c.out, c.last, NoError)
@@ -67,8 +89,14 @@ func (c *Server) sayLast() {
 }
 
 // Due is when Tick is to be called if nothing comes before.
-func (c *Server) Due() time.Time {
+func (c *conn) Due() time.Time {
 	due := c.clock.read.Add(c.times.Ping)
+	switch {
+	case c.leaving.mute: // it has nothing to answer with
+		return c.clock.read.Add(never)
+	case c.client:
+		due = c.clock.read.Add(never)
+	}
 	if !c.clock.ping.IsZero() {
 		due = c.clock.ping.Add(c.times.Pong)
 	}
@@ -77,34 +105,43 @@ func (c *Server) Due() time.Time {
 			due = t
 		}
 	}
-	if c.streams.n == 0 {
+	if c.streams.n == 0 && !c.client {
 		first(c.clock.idle.Add(c.times.Idle))
 	}
 	if c.begunFrame() {
 		first(c.clock.head.Add(c.times.Head))
 	}
-	if c.leaving.asked && !c.leaving.said {
+	if c.leaving.asked && !c.leaving.said && !c.client {
 		first(c.leaving.at.Add(leaveOver))
 	}
 	return due
 }
 
 // Tick does what the time asks for.
-func (c *Server) Tick(now time.Time) {
+func (c *conn) Tick(now time.Time) {
 	past := func(since time.Time, d time.Duration) bool { return !since.IsZero() && !now.Before(since.Add(d)) }
 	switch {
-	case c.failed:
+	case c.failed, c.leaving.mute:
+		return
 	case c.begunFrame() && past(c.clock.head, c.times.Head):
 		c.fail(EnhanceYourCalm)
 	case past(c.clock.ping, c.times.Pong):
 		c.fail(NoError)
+	case c.client: // its owner looks after the rest
 	case c.streams.n == 0 && past(c.clock.idle, c.times.Idle):
 		c.Leave(now)
 		c.sayLast()
 	case c.leaving.asked && past(c.leaving.at, leaveOver):
 		c.sayLast()
 	}
-	if !c.failed && c.clock.ping.IsZero() && past(c.clock.read, c.times.Ping) {
+	if !c.failed && !c.client && past(c.clock.read, c.times.Ping) {
+		c.Ask(now)
+	}
+}
+
+// Ask asks the other side whether it is there. If nothing comes within Times.Pong the connection fails.
+func (c *conn) Ask(now time.Time) {
+	if !c.failed && c.clock.ping.IsZero() {
 		c.clock.ping = now
 		c.out = appendPing(c.out, 0, [8]byte{})
 	}

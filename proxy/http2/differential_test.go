@@ -16,7 +16,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Fragments that heads are put together from: mostly sound, so that whole heads often are, with every kind of fault.
+// Fragments that heads are put together from, with every kind of fault; the first of each is sound.
 var (
 	someMethods     = []string{"GET", "POST", "OPTIONS", "G T", "", "CONNECT", "M-SEARCH"}
 	someSchemes     = []string{"https", "http", "https", "ftp", ""}
@@ -31,7 +31,13 @@ func TestHeadsAreNeverTakenMoreLaxly(t *testing.T) {
 	taken := 0
 	rapid.Check(t, func(t *rapid.T) {
 		of := func(name string, all []string) string { return rapid.SampledFrom(all).Draw(t, name) }
-		fields := []string{":method", of("method", someMethods), ":scheme", of("scheme", someSchemes), ":authority", of("authority", someAuthorities), ":path", of("path", somePaths)}
+		mostlySound := func(name string, all []string) string { // the first of all, four times out of five
+			if rapid.IntRange(0, 4).Draw(t, "odd "+name) < 4 {
+				return all[0]
+			}
+			return of(name, all)
+		}
+		fields := []string{":method", mostlySound("method", someMethods), ":scheme", mostlySound("scheme", someSchemes), ":authority", mostlySound("authority", someAuthorities), ":path", mostlySound("path", somePaths)}
 		if cut := 2 * (rapid.IntRange(0, 11).Draw(t, "without") - 8); cut >= 0 {
 			fields = append(fields[:cut:cut], fields[cut+2:]...)
 		}

@@ -7,7 +7,7 @@ import (
 
 // Feed takes bytes that came, up to the first event or to the end of b, and says how many. spare is a stream that
 // the owner has no other use for; an Opened event takes it.
-func (c *Server) Feed(b []byte, spare *Stream, now time.Time) (n int, ev Event) {
+func (c *conn) Feed(b []byte, spare *Stream, now time.Time) (n int, ev Event) {
 	c.spare, c.now, c.clock.read = spare, now, now
 	begun := c.begunFrame()
 	c.fresh = false
@@ -39,11 +39,11 @@ func (c *Server) Feed(b []byte, spare *Stream, now time.Time) (n int, ev Event) 
 
 // begunFrame says whether the client owes the rest of something that it can't take long for: a frame other than data, a
 // header block, the beginning of the connection.
-func (c *Server) begunFrame() bool {
+func (c *conn) begunFrame() bool {
 	return c.cont != 0 || !c.settled || c.at == inPayload || c.at == inFrameHead && c.some > 0
 }
 
-func (c *Server) preface(b []byte) int {
+func (c *conn) preface(b []byte) int {
 	n := min(len(b), len(preface)-c.some)
 	if string(b[:n]) != preface[c.some:c.some+n] {
 		c.fail(ProtocolError)
@@ -56,7 +56,7 @@ func (c *Server) preface(b []byte) int {
 }
 
 // frameHead reads a frame's head, and does what needs no payload.
-func (c *Server) frameHead(b []byte) (n int, ev Event) {
+func (c *conn) frameHead(b []byte) (n int, ev Event) {
 	if c.some == 0 && len(b) >= frameHead {
 		c.frame, n = parseFrame(b), frameHead
 	} else {
@@ -90,7 +90,7 @@ func (c *Server) frameHead(b []byte) (n int, ev Event) {
 }
 
 // skip passes over what nobody needs.
-func (c *Server) skip(b []byte) int {
+func (c *conn) skip(b []byte) int {
 	n := min(len(b), c.left)
 	if c.left -= n; c.left == 0 {
 		c.at = inFrameHead
@@ -99,7 +99,7 @@ func (c *Server) skip(b []byte) int {
 }
 
 // payload collects a whole payload, in place when it came in one piece.
-func (c *Server) payload(b []byte) (n int, ev Event) {
+func (c *conn) payload(b []byte) (n int, ev Event) {
 	n = min(len(b), c.left)
 	if c.left -= n; c.left > 0 {
 		c.gathered = append(c.gathered, b[:n]...)
@@ -121,7 +121,7 @@ func (c *Server) payload(b []byte) (n int, ev Event) {
 }
 
 // whole does what a frame other than data asks for.
-func (c *Server) whole(p []byte) Event {
+func (c *conn) whole(p []byte) Event {
 	switch c.frame.kind {
 	case frameHeaders:
 		return c.headers(p)
@@ -138,6 +138,9 @@ func (c *Server) whole(p []byte) Event {
 	case framePriority:
 		return c.priority(p)
 	case frameGoAway:
+		if c.client {
+			return c.goneAway(p)
+		}
 		return c.goAway(p)
 	case framePush:
 		return c.fail(ProtocolError)
@@ -146,10 +149,10 @@ func (c *Server) whole(p []byte) Event {
 }
 
 // never says whether the stream has not been opened, by anyone.
-func (c *Server) never(id uint32) bool { return id > c.last || id&1 == 0 }
+func (c *conn) never(id uint32) bool { return id > c.last || id&1 == 0 }
 
 // dataHead is the beginning of a DATA frame. Whatever becomes of its bytes, they count (RFC 9113, section 6.9.1).
-func (c *Server) dataHead() Event {
+func (c *conn) dataHead() Event {
 	f := &c.frame
 	if c.never(f.stream) {
 		return c.fail(ProtocolError)
@@ -178,9 +181,11 @@ func (c *Server) dataHead() Event {
 }
 
 // mayCome says what becomes of data for a stream. Without a stream to go to it is passed over.
-func (c *Server) mayCome(s *Stream, f *frame) (ev Event) {
+func (c *conn) mayCome(s *Stream, f *frame) (ev Event) {
 	how := c.fate(s, f.stream)
 	switch {
+	case c.client && s != nil && how&(answered|ours|theirs) == 0:
+		ev = c.fault(s, ProtocolError)
 	case how&ours != 0: // it was on its way when we gave the stream up
 	case how&theirs != 0 || s == nil:
 		c.faultID(f.stream, StreamClosed)
@@ -197,7 +202,7 @@ func (c *Server) mayCome(s *Stream, f *frame) (ev Event) {
 }
 
 // drop passes over the rest of a DATA frame and gives its room back.
-func (c *Server) drop() {
+func (c *conn) drop() {
 	c.to, c.at = nil, inSkipped
 	if c.left == 0 {
 		c.at = inFrameHead
@@ -206,15 +211,19 @@ func (c *Server) drop() {
 }
 
 // fate is how a stream that is held stands, or how another one ended.
-func (c *Server) fate(s *Stream, id uint32) state {
+func (c *conn) fate(s *Stream, id uint32) state {
 	if s != nil {
 		return s.state
 	}
-	return c.memory.of(id)
+	how := c.memory.of(id)
+	if how == 0 && c.client { // given up long ago: a client may give up many at once
+		return ours
+	}
+	return how
 }
 
 // data takes what there is of a DATA frame.
-func (c *Server) data(b []byte) (n int, ev Event) {
+func (c *conn) data(b []byte) (n int, ev Event) {
 	if c.pad < 0 {
 		c.pad = int(b[0])
 		n, c.left = 1, c.left-1
@@ -243,13 +252,13 @@ func (c *Server) data(b []byte) (n int, ev Event) {
 }
 
 // unused gives back the room of bytes that are no body.
-func (c *Server) unused(n int) {
+func (c *conn) unused(n int) {
 	c.giveBack(n)
 	c.to.owed += n
 }
 
 // piece gives the stream some of its body. More than the head announced is a fault of the message.
-func (c *Server) piece(b []byte) Event {
+func (c *conn) piece(b []byte) Event {
 	s := c.to
 	if s.got += int64(len(b)); s.expect >= 0 && s.got > s.expect {
 		ev := c.fault(s, ProtocolError)
@@ -261,7 +270,7 @@ func (c *Server) piece(b []byte) Event {
 }
 
 // endData is the end of a DATA frame.
-func (c *Server) endData() Event {
+func (c *conn) endData() Event {
 	s := c.to
 	c.to, c.at = nil, inFrameHead
 	if !c.frame.has(flagEndStream) {
@@ -271,7 +280,7 @@ func (c *Server) endData() Event {
 }
 
 // ended is the end of a request: its body is as long as it was said to be, or the message is malformed (section 8.1.1).
-func (c *Server) ended(s *Stream) Event {
+func (c *conn) ended(s *Stream) Event {
 	if s.expect >= 0 && s.got != s.expect {
 		return c.fault(s, ProtocolError)
 	}
@@ -279,13 +288,13 @@ func (c *Server) ended(s *Stream) Event {
 	return Event{Kind: Readable, Stream: s}
 }
 
-func (c *Server) hear(s *Stream) {
+func (c *conn) hear(s *Stream) {
 	if s.state |= heard; s.is(said) {
 		c.uncount(s)
 	}
 }
 
-func (c *Server) priority(p []byte) Event {
+func (c *conn) priority(p []byte) Event {
 	id := c.frame.stream
 	switch {
 	case id == 0:
@@ -301,14 +310,17 @@ func (c *Server) priority(p []byte) Event {
 
 func dependsOn(p []byte) uint32 { return binary.BigEndian.Uint32(p) & maxStreamID }
 
-func (c *Server) faultAny(id uint32, code Code) Event {
+func (c *conn) faultAny(id uint32, code Code) Event {
 	if s := c.streams.find(id); s != nil {
 		return c.fault(s, code)
+	}
+	if c.client && c.never(id) { // nothing may be said about it either
+		return c.fail(code)
 	}
 	return c.faultID(id, code)
 }
 
-func (c *Server) reset(p []byte) Event {
+func (c *conn) reset(p []byte) Event {
 	id := c.frame.stream
 	if len(p) != 4 {
 		return c.fail(FrameSizeError)
@@ -316,19 +328,18 @@ func (c *Server) reset(p []byte) Event {
 	if c.never(id) {
 		return c.fail(ProtocolError)
 	}
-	if !c.spend(costState) {
-		return Event{}
-	}
 	s := c.streams.find(id)
-	if s == nil || s.is(ours|theirs) {
+	free := c.client && s != nil && !s.is(ours|theirs) // what we have opened has paid for it
+	if !free && !c.spend(costState) || s == nil || s.is(ours|theirs) {
 		return Event{}
 	}
 	s.state |= theirs
+	s.Code = Code(binary.BigEndian.Uint32(p))
 	c.uncount(s)
 	return Event{Kind: Ended, Stream: s}
 }
 
-func (c *Server) ping(p []byte) Event {
+func (c *conn) ping(p []byte) Event {
 	switch {
 	case len(p) != 8:
 		return c.fail(FrameSizeError)
@@ -346,7 +357,7 @@ func (c *Server) ping(p []byte) Event {
 	return Event{}
 }
 
-func (c *Server) goAway(p []byte) Event {
+func (c *conn) goAway(p []byte) Event {
 	if c.frame.stream != 0 {
 		return c.fail(ProtocolError)
 	}
@@ -359,7 +370,7 @@ func (c *Server) goAway(p []byte) Event {
 }
 
 // window opens a window of ours.
-func (c *Server) window(p []byte) Event {
+func (c *conn) window(p []byte) Event {
 	if len(p) != 4 {
 		return c.fail(FrameSizeError)
 	}
@@ -388,7 +399,7 @@ func (c *Server) window(p []byte) Event {
 	return Event{}
 }
 
-func (c *Server) connWindow(n int64) Event {
+func (c *conn) connWindow(n int64) Event {
 	if n == 0 {
 		return c.fail(ProtocolError)
 	}
@@ -403,18 +414,18 @@ func (c *Server) connWindow(n int64) Event {
 }
 
 // settings applies the client's settings and says so.
-func (c *Server) settings(p []byte) (ev Event) {
+func (c *conn) settings(p []byte) (ev Event) {
 	ack := c.frame.has(flagAck)
 	switch {
 	case c.frame.stream != 0:
 		return c.fail(ProtocolError)
-	case len(p)%6 != 0 || ack && len(p) > 0:
+	case len(p)%settingLen != 0 || ack && len(p) > 0:
 		return c.fail(FrameSizeError)
-	case !c.spend(costState) || ack:
+	case !c.spend(costState+len(p)/settingLen) || ack: // each may move the windows of all streams (CVE-2020-11080)
 		return ev
 	}
 	c.settled = true
-	for ; len(p) > 0 && !c.failed; p = p[6:] {
+	for ; len(p) > 0 && !c.failed; p = p[settingLen:] {
 		if c.setting(binary.BigEndian.Uint16(p), binary.BigEndian.Uint32(p[2:])) {
 			ev = Event{Kind: Writable}
 		}
@@ -427,14 +438,21 @@ func (c *Server) settings(p []byte) (ev Event) {
 }
 
 // setting applies one of them; wider says that streams can take more now.
-func (c *Server) setting(id uint16, v uint32) (wider bool) {
+func (c *conn) setting(id uint16, v uint32) (wider bool) {
 	switch id {
 	case settingTableSize:
 		c.shrunk = c.shrunk || v < tableSize
-	case settingPush, settingConnectProtocol:
-		if v > 1 {
+	case settingPush:
+		if v > 1 || c.client && v > 0 { // section 6.5.2
 			c.fail(ProtocolError)
 		}
+	case settingConnectProtocol:
+		if v > 1 || c.connects && v == 0 { // it can't be taken back (RFC 8441, section 3)
+			c.fail(ProtocolError)
+		}
+		c.connects = v == 1
+	case settingStreams:
+		c.peerStreams = v
 	case settingWindow:
 		if v > maxWindow {
 			c.fail(FlowControlError)
@@ -452,7 +470,7 @@ func (c *Server) setting(id uint16, v uint32) (wider bool) {
 }
 
 // shiftWindows moves the windows of all streams, below zero if need be (RFC 9113, section 6.9.2).
-func (c *Server) shiftWindows(by int64) {
+func (c *conn) shiftWindows(by int64) {
 	for _, e := range c.streams.slots {
 		if e.id == 0 {
 			continue

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"testing"
+	"time"
 
 	"golang.org/x/net/http2"
 	"pgregory.net/rapid"
@@ -312,5 +313,39 @@ func ownerActs(p *peer, act func() int) {
 			p.c.Leave(p.now)
 			p.c.Tick(p.now)
 		}
+	}
+}
+
+// A client that hangs up is answered what it has asked for whole; the rest is given up, and nothing is asked of it any more.
+func TestHungUp(t *testing.T) {
+	p := connect(t)
+	p.head(1, true).head(3, false).head(5, true).send()
+	p.c.HungUp(p.now)
+	p.hear()
+	if g := last[*http2.GoAwayFrame](p); g == nil || g.LastStreamID != 5 || p.c.Over() {
+		t.Fatal(p.said)
+	}
+	for i, gone := range []bool{false, true, false} {
+		if s := p.opened[i]; s.Gone() != gone {
+			t.Errorf("stream %d: %v", s.ID, s.Gone())
+		}
+	}
+	p.now = p.now.Add(time.Hour)
+	if p.c.Due().Before(p.now) {
+		t.Error("something is due")
+	}
+	p.c.Tick(p.now)
+	p.c.HungUp(p.now)
+	for _, s := range p.opened {
+		if p.c.BeginHead(s, 200) {
+			p.c.EndHead(s, -1, true)
+		}
+		p.c.Finish(s, p.now)
+	}
+	if p.hear(); p.c.open != 0 || !p.c.Over() || p.resets() != "" {
+		t.Fatal(p.said, p.c.open)
+	}
+	if code, failed := p.c.Failed(); failed {
+		t.Fatal(code)
 	}
 }

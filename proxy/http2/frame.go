@@ -45,6 +45,7 @@ const (
 	firstWindow  = 1<<16 - 1 // of everything, before any setting
 	maxStreamID  = 1<<31 - 1
 	priorityData = 5
+	settingLen   = 6
 )
 
 // Code is an error code of RFC 9113, section 7.

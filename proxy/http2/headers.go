@@ -7,7 +7,7 @@ import (
 )
 
 // headers begins a header block.
-func (c *Server) headers(p []byte) Event {
+func (c *conn) headers(p []byte) Event {
 	f := &c.frame
 	if f.stream&1 == 0 {
 		return c.fail(ProtocolError)
@@ -38,7 +38,7 @@ func (c *Server) headers(p []byte) Event {
 	return c.fragment(p)
 }
 
-func (c *Server) continuation(p []byte) Event {
+func (c *conn) continuation(p []byte) Event {
 	if ev := c.fragment(p); c.failed || !c.frame.has(flagEndHeaders) {
 		return ev
 	}
@@ -48,7 +48,7 @@ func (c *Server) continuation(p []byte) Event {
 }
 
 // fragment keeps a piece of a block. Pieces without end, and many that are next to empty, end the connection.
-func (c *Server) fragment(p []byte) Event {
+func (c *conn) fragment(p []byte) Event {
 	if len(c.block)+len(p) > maxBlock {
 		return c.fail(EnhanceYourCalm)
 	}
@@ -60,15 +60,20 @@ func (c *Server) fragment(p []byte) Event {
 }
 
 // head takes a whole header block: a request, or the trailers of one.
-func (c *Server) head(block []byte, id uint32) Event {
+func (c *conn) head(block []byte, id uint32) Event {
 	s := c.streams.find(id)
 	how := c.fate(s, id)
 	var to fieldSink
 	switch {
+	case id > c.last && c.client:
+		return c.fail(ProtocolError)
 	case id > c.last:
 		c.last = id
 		return c.request(block, id)
 	case how&ours != 0: // it was on its way when we gave the stream up
+		if !c.spend(costFrame) {
+			return Event{}
+		}
 	case how&theirs != 0:
 		c.faultID(id, StreamClosed)
 	case s == nil && how&heard != 0:
@@ -80,6 +85,8 @@ func (c *Server) head(block []byte, id uint32) Event {
 			return Event{}
 		}
 		return c.fault(s, StreamClosed)
+	case c.client && !s.is(answered):
+		return c.answer(block, s)
 	default:
 		return c.trailers(block, s)
 	}
@@ -87,40 +94,8 @@ func (c *Server) head(block []byte, id uint32) Event {
 	return Event{}
 }
 
-// request opens a stream.
-func (c *Server) request(block []byte, id uint32) Event {
-	s := c.spare
-	s.Request.Build(s.Scratch)
-	to := fieldSink{request: s.Request, head: &s.Request.Head}
-	if !c.decode(block, &to) {
-		return Event{}
-	}
-	switch {
-	case c.leaving.said: // above the last stream, which was named
-		c.memory.add(id, ours)
-		return Event{}
-	case c.open >= MaxStreams || c.streams.n >= maxHeld:
-		return c.faultID(id, RefusedStream)
-	case c.selfish || to.malformed || to.err == nil && !to.complete():
-		return c.faultID(id, ProtocolError)
-	}
-	if to.err == nil {
-		to.err = s.Request.Built(!c.contEnds)
-	}
-	s.begin(id, c.peerWindow)
-	if !c.contEnds {
-		s.expect = s.Request.Length
-	}
-	c.open++
-	c.streams.add(s)
-	if c.contEnds {
-		c.hear(s)
-	}
-	return Event{Kind: Opened, Stream: s, Err: to.err}
-}
-
-// trailers end the request.
-func (c *Server) trailers(block []byte, s *Stream) Event {
+// trailers end the message.
+func (c *conn) trailers(block []byte, s *Stream) Event {
 	if s.trail == nil {
 		s.trail = new(http1.Head)
 	}
@@ -129,7 +104,7 @@ func (c *Server) trailers(block []byte, s *Stream) Event {
 	if !c.decode(block, &to) {
 		return Event{}
 	}
-	if !c.contEnds || to.malformed || to.err != nil || c.selfish {
+	if !c.contEnds || to.malformed || to.err != nil || c.selfish || s.is(connected) {
 		return c.fault(s, ProtocolError)
 	}
 	s.trail.DropKnown()
@@ -138,7 +113,7 @@ func (c *Server) trailers(block []byte, s *Stream) Event {
 }
 
 // decode takes a block apart. Whatever becomes of its fields, the decoder sees them all.
-func (c *Server) decode(block []byte, to *fieldSink) bool {
+func (c *conn) decode(block []byte, to *fieldSink) bool {
 	c.hpack.Begin()
 	for len(block) > 0 {
 		f, n, ok, err := c.hpack.Next(block)
@@ -156,9 +131,10 @@ func (c *Server) decode(block []byte, to *fieldSink) bool {
 // fieldSink makes a head of decoded fields, by the rules of RFC 9113, section 8. Its zero value throws them away.
 type fieldSink struct {
 	head      *http1.Head
-	request   *http1.Request // nil in trailers
-	pseudo    uint8          // those that have come
-	regular   bool           // no more of them may come
+	request   *http1.Request // nil in trailers and answers
+	response  *http1.Response
+	pseudo    uint8 // those that have come
+	regular   bool  // no more of them may come
 	connect   bool
 	malformed bool
 	err       error // what is answered instead
@@ -169,6 +145,8 @@ const (
 	pseudoScheme
 	pseudoPath
 	pseudoAuthority
+	pseudoStatus
+	pseudoProtocol
 )
 
 func (t *fieldSink) take(f Field) {
@@ -202,9 +180,11 @@ func (t *fieldSink) fault(err error) {
 	}
 }
 
-// takePseudo takes a pseudo-header field: each once, those of requests only (section 8.3). ":protocol" (RFC 8441) belongs
-// here once it is offered in the settings.
+// takePseudo takes a pseudo-header field: each once, those of requests only (section 8.3; RFC 8441, section 4).
 func (t *fieldSink) takePseudo(f Field) bool {
+	if t.response != nil {
+		return t.takeStatus(f)
+	}
 	var bit uint8
 	switch string(f.Name) {
 	case ":method":
@@ -222,6 +202,11 @@ func (t *fieldSink) takePseudo(f Field) bool {
 		if string(f.Value) != "http" && string(f.Value) != "https" {
 			return false
 		}
+	case ":protocol":
+		bit = pseudoProtocol
+		if t.request.PutProtocol(f.Value) != nil {
+			return false
+		}
 	default:
 		return false
 	}
@@ -230,13 +215,15 @@ func (t *fieldSink) takePseudo(f Field) bool {
 	return first && (len(f.Value) > 0 || bit == pseudoAuthority)
 }
 
-// complete says whether the pseudo-header fields that a request needs are there. CONNECT has its own (section 8.5).
+// complete says whether the pseudo-header fields that a request needs are there. CONNECT has its own (section 8.5), and with
+// a protocol those of every other request, which may have none (RFC 8441, section 4; CASES G3).
 func (t *fieldSink) complete() bool {
 	const need = pseudoMethod | pseudoScheme | pseudoPath
-	if t.connect {
+	extended := t.pseudo&pseudoProtocol != 0
+	if t.connect && !extended {
 		return t.pseudo == pseudoMethod|pseudoAuthority && t.request.PutTarget(slash) == nil
 	}
-	return t.pseudo&need == need
+	return t.pseudo&need == need && t.connect == extended
 }
 
 var slash = []byte{'/'}
@@ -254,23 +241,30 @@ func allowed(kind http1.Kind, f Field) bool {
 	return true
 }
 
-// BeginHead begins an answer with its status, or trailers with status 0. It is false when the stream takes none any more.
+// BeginHead begins an answer with its status, or trailers, of either message, with status 0. It is false when the stream takes none any more.
 // Fields follow with PutField, then EndHead.
-func (c *Server) BeginHead(s *Stream, status int) bool {
+func (c *conn) BeginHead(s *Stream, status int) bool {
 	if c.failed || s.is(said|ours|theirs) {
 		return false
 	}
-	c.headAt = len(c.out)
-	c.out = appendFrame(c.out, 0, frameHeaders, flagEndHeaders, s.ID)
-	if c.shrunk { // the entries that our encoder might have made: none
-		c.shrunk = false
-		c.out = append(c.out, 0x20)
-	}
+	c.beginHead(s)
 	if status > 0 {
 		c.out = appendStatus(c.out, status)
 	}
 	return true
 }
+
+func (c *conn) beginHead(s *Stream) {
+	c.headAt, c.heading = len(c.out), true
+	c.out = appendFrame(c.out, 0, frameHeaders, flagEndHeaders, s.ID)
+	if c.shrunk { // the entries that our encoder might have made: none
+		c.shrunk = false
+		c.out = append(c.out, 0x20)
+	}
+}
+
+// PutBlock adds to the head that was begun what add, which AppendField helps, appends.
+func (c *conn) PutBlock(add func(dst []byte) []byte) { c.out = add(c.out) }
 
 // PutField adds a field to the head that was begun. Upper case in the name is lowered; neither may hold control characters.
 func PutField[N, V ~string | ~[]byte](c *Server, name N, value V) {
@@ -278,7 +272,8 @@ func PutField[N, V ~string | ~[]byte](c *Server, name N, value V) {
 }
 
 // EndHead completes the head. end says that nothing follows; length is that of the body which follows, -1 when unknown.
-func (c *Server) EndHead(s *Stream, length int64, end bool) {
+func (c *conn) EndHead(s *Stream, length int64, end bool) {
+	c.heading = false
 	head := c.out[c.headAt:]
 	n := len(head) - frameHead
 	if s.left = length; end || length == 0 {
@@ -294,7 +289,7 @@ func (c *Server) EndHead(s *Stream, length int64, end bool) {
 }
 
 // splitHead cuts a block that is too long for one frame: the pieces move back to make room for their heads.
-func (c *Server) splitHead(s *Stream) {
+func (c *conn) splitHead(s *Stream) {
 	c.out[c.headAt+4] &^= flagEndHeaders
 	block := c.out[c.headAt+frameHead+maxFrame:]
 	rest := append(make([]byte, 0, len(block)), block...)
@@ -309,36 +304,56 @@ func (c *Server) splitHead(s *Stream) {
 	}
 }
 
-func (c *Server) say(s *Stream) {
+func (c *conn) say(s *Stream) {
 	if s.state |= said; s.is(heard) {
 		c.uncount(s)
 	}
 }
 
-// Write appends body of an answer, as much as the windows and HighWater allow, and says how much that was. When it was
-// not everything, a Writable event, or Out, says when to go on. A stream that was given up takes everything.
-func (c *Server) Write(s *Stream, p []byte) (n int) {
+// leastRoom is the least that Room is short of HighWater, so that bodies aren't cut into crumbs there.
+const leastRoom = 1 << 10
+
+// Room is how much of a body Write takes now. When that is nothing, a Writable event, or Out, says when to ask again. A
+// stream that was given up takes everything.
+func (c *conn) Room(s *Stream) int {
 	s.state &^= blocked
+	if c.failed || s.is(said|ours|theirs) {
+		return maxWindow
+	}
+	if room := min(s.send, c.sendWindow, max(int64(HighWater-len(c.out)), leastRoom)); room > 0 && len(c.out) < HighWater {
+		return int(room)
+	}
+	s.state |= blocked
+	c.waiting = c.waiting || c.sendWindow <= 0
+	return 0
+}
+
+// Write appends body, as much as the windows and HighWater allow, and says how much that was; see Room for the
+// rest.
+func (c *conn) Write(s *Stream, p []byte) (n int) {
 	for n < len(p) {
-		if c.failed || s.is(said|ours|theirs) {
+		room := c.Room(s)
+		switch {
+		case room == 0:
+			return n
+		case c.failed || s.is(said|ours|theirs):
 			return len(p)
 		}
-		room := min(int64(len(p)-n), s.send, c.sendWindow, maxFrame)
-		if room <= 0 || len(c.out) >= HighWater {
-			s.state |= blocked
-			c.waiting = c.waiting || c.sendWindow <= 0
-			return n
+		for room = min(room, len(p)-n); room > 0; { // what Room has said is taken
+			piece := min(room, maxFrame)
+			c.frameData(s, p[n:n+piece])
+			n += piece
+			room -= piece
 		}
-		c.frameData(s, p[n:n+int(room)])
-		if n += int(room); n == len(p) {
-			c.account.earn(earnPiece)
-		}
+	}
+	if n > 0 && s.send > 0 && c.sendWindow > 0 {
+		c.account.earn(earnPiece)
 	}
 	return n
 }
 
 // frameData appends one frame of body; the one that completes an announced length ends the stream.
-func (c *Server) frameData(s *Stream, p []byte) {
+func (c *conn) frameData(s *Stream, p []byte) {
 	flags := uint8(0)
 	if s.left >= 0 {
 		if s.left -= int64(len(p)); s.left == 0 {
@@ -352,8 +367,8 @@ func (c *Server) frameData(s *Stream, p []byte) {
 	c.out = append(appendFrame(c.out, len(p), frameData, flags, s.ID), p...)
 }
 
-// End completes an answer, if its length has not done so. One that is shorter than it said is given up.
-func (c *Server) End(s *Stream) {
+// End completes a message, if its length has not done so. One that is shorter than it said is given up.
+func (c *conn) End(s *Stream) {
 	switch {
 	case c.failed || s.is(said|ours|theirs):
 		return

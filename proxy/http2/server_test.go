@@ -192,7 +192,18 @@ func TestHeads(t *testing.T) {
 		"CONNECT":                             {pseudo(":method", "CONNECT", ":authority", "a.example:443"), taken},
 		"CONNECT with a path":                 {pseudo(":method", "CONNECT", ":scheme", "https", ":authority", "a.example:443", ":path", "/"), malformed},
 		"CONNECT without authority":           {pseudo(":method", "CONNECT"), malformed},
-		"extended CONNECT is not offered":     {pseudo(":method", "CONNECT", ":protocol", "websocket", ":scheme", "https", ":authority", "a.example", ":path", "/"), malformed},
+		"extended CONNECT (RFC 8441)":         {pseudo(":method", "CONNECT", ":protocol", "websocket", ":scheme", "https", ":authority", "a.example", ":path", "/"), taken},
+		"of an unknown protocol":              {pseudo(":method", "CONNECT", ":protocol", "x", ":scheme", "https", ":authority", "a.example", ":path", "/"), taken},
+		"its protocol first":                  {pseudo(":protocol", "websocket", ":scheme", "https", ":path", "/", ":authority", "a.example", ":method", "CONNECT"), taken},
+		"it without a scheme":                 {pseudo(":method", "CONNECT", ":protocol", "websocket", ":authority", "a.example", ":path", "/"), malformed},
+		"it without a path":                   {pseudo(":method", "CONNECT", ":protocol", "websocket", ":scheme", "https", ":authority", "a.example"), malformed},
+		"it without an authority":             {pseudo(":method", "CONNECT", ":protocol", "websocket", ":scheme", "https", ":path", "/"), http1.ErrSyntax},
+		"it with another host":                {pseudo(":method", "CONNECT", ":protocol", "websocket", ":scheme", "https", ":authority", "a.example", ":path", "/", "host", "b.example"), http1.ErrSyntax},
+		"it with two protocols":               {pseudo(":method", "CONNECT", ":protocol", "websocket", ":protocol", "websocket", ":scheme", "https", ":authority", "a.example", ":path", "/"), malformed},
+		"it with an empty protocol":           {pseudo(":method", "CONNECT", ":protocol", "", ":scheme", "https", ":authority", "a.example", ":path", "/"), malformed},
+		"it with a list of protocols":         {pseudo(":method", "CONNECT", ":protocol", "websocket, x", ":scheme", "https", ":authority", "a.example", ":path", "/"), malformed},
+		"CONNECT with scheme and path":        {pseudo(":method", "CONNECT", ":scheme", "https", ":authority", "a.example", ":path", "/"), malformed},
+		"a protocol behind other fields":      {pseudo(":method", "CONNECT", ":scheme", "https", ":authority", "a.example", ":path", "/", "x", "y", ":protocol", "websocket"), malformed},
 		"protocol without CONNECT (G3)":       {pseudo(":method", "GET", ":protocol", "websocket", ":scheme", "https", ":authority", "a.example", ":path", "/"), malformed},
 		"an unknown pseudo field":             {pseudo(":method", "GET", ":scheme", "http", ":path", "/", ":x", "y"), malformed},
 		"a pseudo field of answers":           {pseudo(":method", "GET", ":scheme", "http", ":path", "/", ":status", "200"), malformed},
@@ -262,6 +273,34 @@ func TestHeads(t *testing.T) {
 				t.Fatalf("%v", p.said)
 			}
 		})
+	}
+}
+
+// RFC 9113, section 8.5: on a stream that CONNECT has opened there is DATA, and an end without trailers.
+func TestAConnectedStreamTakesNoTrailers(t *testing.T) {
+	p := connect(t)
+	p.head(1, false, ":method", "CONNECT", ":protocol", "websocket", ":scheme", "https", ":authority", "a.example", ":path", "/").send()
+	_ = p.WriteData(1, false, []byte("early"))
+	p.send()
+	s := p.opened[0]
+	if string(s.Request.Protocol()) != "websocket" || string(s.Buffered()) != "early" || s.Complete() {
+		t.Fatalf("%q %q", s.Request.Protocol(), s.Buffered())
+	}
+	p.head(1, true, "x", "y").send()
+	if p.resets() != "1:1" || s.Complete() {
+		t.Fatal(p.said)
+	}
+}
+
+func TestTheServerOffersExtendedConnect(t *testing.T) {
+	var c Server
+	c.Start(epoch, Times{})
+	f, err := http2.NewFramer(nil, bytes.NewReader(c.Out(nil))).ReadFrame()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v, ok := f.(*http2.SettingsFrame).Value(http2.SettingEnableConnectProtocol); !ok || v != 1 {
+		t.Fatal(f)
 	}
 }
 
@@ -650,9 +689,17 @@ func TestFloods(t *testing.T) {
 		return p.spare
 	}
 	for name, one := range map[string]func(p *peer){
-		"pings":                      func(p *peer) { _ = p.WritePing(false, [8]byte{}) },
-		"answers to no ping":         func(p *peer) { _ = p.WritePing(true, [8]byte{}) },
-		"settings":                   func(p *peer) { _ = p.WriteSettings() },
+		"pings":              func(p *peer) { _ = p.WritePing(false, [8]byte{}) },
+		"answers to no ping": func(p *peer) { _ = p.WritePing(true, [8]byte{}) },
+		"settings":           func(p *peer) { _ = p.WriteSettings() },
+		"heads of a stream that was given up": func(p *peer) {
+			if p.c.memory.of(1) == 0 {
+				_ = p.WriteWindowUpdate(1, 0)
+				p.send()
+				p.c.Finish(p.opened[0], p.now)
+			}
+			p.head(1, true)
+		},
 		"priorities":                 func(p *peer) { _ = p.WritePriority(1, http2.PriorityParam{StreamDep: 3}) },
 		"window updates":             func(p *peer) { _ = p.WriteWindowUpdate(0, 1) },
 		"window updates of a stream": func(p *peer) { _ = p.WriteWindowUpdate(1, 1) },
@@ -715,6 +762,25 @@ func TestFloods(t *testing.T) {
 				t.Fatalf("%d although it was no flood", code)
 			}
 		})
+	}
+}
+
+// What a SETTINGS frame asks for is paid by the setting: each may move the windows of a hundred streams.
+func TestManySettingsInOneFrameAreAFlood(t *testing.T) {
+	settings := func(n int) []http2.Setting {
+		return slices.Repeat([]http2.Setting{{ID: http2.SettingInitialWindowSize, Val: 1}, {ID: http2.SettingInitialWindowSize, Val: 1 << 16}}, n/2)
+	}
+	p := connect(t, settings(100)...)
+	if _, failed := p.c.Failed(); failed {
+		t.Fatal("100 settings are no flood")
+	}
+	n := 0
+	for ; n < 100 && !p.c.failed; n++ {
+		_ = p.WriteSettings(settings(1000)...)
+		p.send()
+	}
+	if code, failed := p.c.Failed(); !failed || code != EnhanceYourCalm || n > 2 {
+		t.Fatalf("%d frames of 1000 settings were taken", n)
 	}
 }
 

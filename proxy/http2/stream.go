@@ -7,17 +7,19 @@ import (
 	"github.com/cellgate/cellgate/proxy/http1"
 )
 
-// Stream is one request and its answer. It is its owner's: Feed takes the spare one that it is given when a request comes,
-// and Finish ends the server's interest in it.
+// Stream is one request and its answer. It is its owner's: a server's Feed takes the spare one that it is given when a
+// request comes, a client's Open the one that it gets, and Finish ends the connection's interest in it.
 type Stream struct {
 	// Written by: the owner, before it offers the stream.
-	Request *http1.Request // takes the head
-	Scratch []byte         // is the head's buffer
-	Owner   any
+	Request  *http1.Request  // takes the head, at a server
+	Scratch  []byte          // is the head's buffer
+	Response *http1.Response // takes the head, at a client
+	Owner    any
 
-	// Written by: the server.
+	// Written by: the connection.
 	ID      uint32
-	Trailer *http1.Head // of the request; nil until it has come
+	Trailer *http1.Head // of what comes; nil until it has come
+	Code    Code        // for which the stream was reset, by whomever
 
 	state  state
 	send   int64 // what we may still send; negative when the client has shrunk it
@@ -25,24 +27,30 @@ type Stream struct {
 	owed   int   // bytes that were used but not given back
 	expect int64 // length of the body that the head gave; -1 = none
 	got    int64 // of the body so far
-	left   int64 // of the answer's body; -1 = not known
+	left   int64 // of the body that we send; -1 = not known
 	in     []byte
 	r      int // unread body is in[r:]
 	small  []byte
 	room   *[StreamWindow]byte // borrowed while the body doesn't fit into small
 	trail  *http1.Head
+
+	// At a client.
+	bare     bool  // the method is HEAD
+	interims uint8 // answers before the final one
 }
 
 // state of a stream; open is none of them.
 type state uint8
 
 const (
-	heard   state = 1 << iota // the client has ended its side
-	said                      // we have ended ours
-	ours                      // reset by us
-	theirs                    // reset by the client
-	blocked                   // Write could not take everything
-	counted                   // among the open ones
+	heard     state = 1 << iota // the other side has ended its own
+	said                        // we have ended ours
+	ours                        // reset by us
+	theirs                      // reset by the other side
+	blocked                     // Write could not take everything
+	counted                     // among the open ones
+	answered                    // the final head of the answer has come
+	connected                   // by CONNECT: nothing but DATA may come (RFC 9113, section 8.5)
 )
 
 func (s *Stream) is(any state) bool { return s.state&any != 0 }
@@ -50,8 +58,11 @@ func (s *Stream) is(any state) bool { return s.state&any != 0 }
 // Gone says whether the stream was given up: nothing that is written to it goes anywhere.
 func (s *Stream) Gone() bool { return s.is(ours | theirs) }
 
-// Complete says whether the client has ended the request.
+// Complete says whether the other side has ended its message.
 func (s *Stream) Complete() bool { return s.is(heard) }
+
+// Ended says whether both sides have ended it.
+func (s *Stream) Ended() bool { return s.is(heard) && s.is(said) }
 
 // Buffered is the body that has come and was not used, in one piece, which stays until the next Feed, Use or Finish.
 func (s *Stream) Buffered() []byte { return s.in[s.r:] }
@@ -65,7 +76,7 @@ var rooms = sync.Pool{New: func() any { return new([StreamWindow]byte) }}
 
 // begin makes a spare stream the one with this id.
 func (s *Stream) begin(id uint32, send int64) {
-	s.ID, s.Trailer, s.state = id, nil, counted
+	s.ID, s.Trailer, s.Code, s.state = id, nil, NoError, counted
 	s.send, s.recv, s.owed = send, StreamWindow, 0
 	s.expect, s.got, s.left = -1, 0, -1
 	s.in, s.r = s.small[:0], 0
@@ -105,7 +116,7 @@ func (s *Stream) release() {
 }
 
 // Use marks n bytes of Buffered as used. Only now does the client get their room back.
-func (c *Server) Use(s *Stream, n int) {
+func (c *conn) Use(s *Stream, n int) {
 	if s.r += n; s.r == len(s.in) {
 		s.in, s.r = s.in[:0], 0
 	}
@@ -117,19 +128,20 @@ func (c *Server) Use(s *Stream, n int) {
 }
 
 // giveBack opens the connection's window again.
-func (c *Server) giveBack(n int) {
-	if c.owed += n; c.owed >= ConnWindow/2 && c.control(frameHead+4) {
+func (c *conn) giveBack(n int) {
+	if c.owed += n; c.owed >= c.room/2 && c.control(frameHead+4) {
 		c.out = appendWindow(c.out, 0, c.owed)
 		c.recv, c.owed = c.recv+c.owed, 0
 	}
 }
 
 // Reset gives the stream up so that the client sees that the answer is not whole.
-func (c *Server) Reset(s *Stream, code Code) {
+func (c *conn) Reset(s *Stream, code Code) {
 	if s.is(ours | theirs) {
 		return
 	}
 	s.state |= ours
+	s.Code = code
 	c.uncount(s)
 	if !c.failed {
 		c.out = appendReset(c.out, s.ID, code)
@@ -137,7 +149,7 @@ func (c *Server) Reset(s *Stream, code Code) {
 }
 
 // fault resets a stream for a fault of the client's (RFC 9113, section 5.4.2).
-func (c *Server) fault(s *Stream, code Code) Event {
+func (c *conn) fault(s *Stream, code Code) Event {
 	if s.is(ours | theirs) {
 		return Event{}
 	}
@@ -149,7 +161,7 @@ func (c *Server) fault(s *Stream, code Code) Event {
 }
 
 // faultID resets a stream that nobody holds.
-func (c *Server) faultID(id uint32, code Code) Event {
+func (c *conn) faultID(id uint32, code Code) Event {
 	if c.control(frameHead+4) && c.spend(costState) {
 		c.out = appendReset(c.out, id, code)
 		c.memory.add(id, ours)
@@ -158,17 +170,19 @@ func (c *Server) faultID(id uint32, code Code) Event {
 }
 
 // uncount takes the stream out of those that are open in the client's eyes.
-func (c *Server) uncount(s *Stream) {
+func (c *conn) uncount(s *Stream) {
 	if s.is(counted) {
 		s.state &^= counted
 		c.open--
 	}
 }
 
-// Finish ends the server's interest in the stream. What was not ended is given up; a client that is still sending
+// Finish ends the connection's interest in the stream. What was not ended is given up; who is still sending
 // is told to stop (RFC 9113, section 8.1).
-func (c *Server) Finish(s *Stream, now time.Time) {
+func (c *conn) Finish(s *Stream, now time.Time) {
 	switch {
+	case c.client && s.state&(said|heard) != said|heard:
+		c.Reset(s, Cancel)
 	case !s.is(said):
 		c.Reset(s, InternalError)
 	case !s.is(heard):
@@ -247,10 +261,12 @@ func (t *table) remove(id uint32) {
 	}
 }
 
+const remembered = 64
+
 // memory knows how the last streams ended: what may still come for them depends on it.
 type memory struct {
-	ids  [64]uint32
-	how  [64]state
+	ids  [remembered]uint32
+	how  [remembered]state
 	next uint8
 }
 

@@ -5,13 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
-	"net/netip"
 	"net/url"
-	"syscall"
 	"time"
 
+	"github.com/cellgate/cellgate/proxy/ask"
 	"github.com/cellgate/cellgate/proxy/auth"
 	"github.com/cellgate/cellgate/snapshot"
 )
@@ -36,17 +34,10 @@ func Fetcher(allow snapshot.Allow) func(ctx context.Context, url string) ([]byte
 }
 
 func client(allow snapshot.Allow, loopbackOnly bool) *http.Client {
-	dialer := &net.Dialer{Timeout: 3 * time.Second, Control: func(_, address string, _ syscall.RawConn) error {
-		to, err := netip.ParseAddrPort(address)
-		if err != nil || !allow.Permits(to.Addr()) || loopbackOnly && !to.Addr().Unmap().IsLoopback() {
-			return fmt.Errorf("jwks: address %s is not permitted", address)
-		}
-		return nil
-	}}
 	return &http.Client{
 		Timeout: timeout,
 		Transport: &http.Transport{
-			DialContext:            dialer.DialContext,
+			DialContext:            ask.Dialer(allow, loopbackOnly).DialContext,
 			DisableKeepAlives:      true, // a fetch in ten minutes isn't worth an open connection
 			TLSHandshakeTimeout:    3 * time.Second,
 			ResponseHeaderTimeout:  4 * time.Second,

@@ -8,8 +8,8 @@
 // A bucket is one number, the theoretical arrival time of GCRA (ITU-T I.371; boulder ratelimits/gcra.go): a full bucket
 // is one whose number lies in the past, so a bucket that has been idle carries no memory and may be forgotten.
 //
-// At the bound: a key has one set of eight places. A new key takes an empty place or that of a full bucket, whose caller
-// loses nothing. When all eight are in use, the key is served by its group's overflow bucket, which all such keys of
+// At the bound: a key has one set of seven places. A new key takes an empty place or that of a full bucket, whose caller
+// loses nothing. When all seven are in use, the key is served by its group's overflow bucket, which all such keys of
 // one tenant and kind share at the rate of a single caller: a flood of made-up keys neither grows the table, nor pushes
 // anyone's spent bucket out, nor gets a fresh bucket each.
 package limit
@@ -30,13 +30,19 @@ const (
 	Consumer
 	User
 	Forgery // bad signatures of a source
+	Daily   // a consumer's day
+	Lookup  // questions to a service
 )
 
-// Key names a bucket by hash; the caller's id itself is not kept. Only Table.Key makes one.
+// Key names a bucket by hash; the caller's id itself is not kept. Only Table.Key makes one. Two callers share a bucket if
+// their ids are the same: among a hundred thousand keys that happens once in a thousand million processes.
 type Key struct {
-	hi, lo uint64
-	group  uint64
+	id    uint64 // never 0, which marks an empty place
+	group uint64
 }
+
+// Hash is as good as random, and differs from process to process.
+func (k Key) Hash() uint64 { return k.id >> 1 }
 
 // Limit is a rate with its burst in GCRA's terms. The zero value is no limit.
 type Limit struct {
@@ -67,19 +73,24 @@ type Decision struct {
 	Overflow   bool          // decided by the overflow bucket of the key's group
 }
 
-// Key hashes the bucket's name; the hash is keyed with the table's own random seeds. The tenant is part of every key (A10).
+// Key hashes the bucket's name; the hash is keyed with the table's own random seed. The tenant is part of every key (A10).
 // Scope is what the limit is written on (the route's id; empty for a plan's rate), id is whose requests are counted.
 func (t *Table) Key(kind Kind, tenant, scope, id string) Key {
-	group := t.hash(0, kind, tenant, scope)
-	return Key{
-		group: group,
-		hi:    mix(group, maphash.String(t.seeds[0], id)),
-		lo:    mix(t.hash(1, kind, tenant, scope), maphash.String(t.seeds[1], id)) | 1, // never 0, which marks an empty place
-	}
+	return KeyOf(kind, t.Hash(tenant), t.Hash(scope), t.Hash(id))
 }
 
-func (t *Table) hash(seed int, kind Kind, tenant, scope string) uint64 {
-	return mix(maphash.String(t.seeds[seed], tenant)+uint64(kind), maphash.String(t.seeds[seed], scope))
+// KeyOf is the key of names of which a table has made hashes.
+func KeyOf(kind Kind, tenant, scope, id uint64) Key {
+	group := mix(tenant+uint64(kind), scope)
+	return Key{group: group, id: mix(group, id) | 1}
+}
+
+// Hash is the table's of a name that stands in several keys.
+func (t *Table) Hash(name string) uint64 {
+	if name == "" {
+		return t.empty
+	}
+	return maphash.String(t.seed, name)
 }
 
 // mix makes one hash of two, which are to differ in their order as well: the halves of a product, folded (wyhash).

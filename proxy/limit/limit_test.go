@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 
 	"pgregory.net/rapid"
 )
@@ -176,6 +177,13 @@ func TestConcurrentCallersOfFewPlacesKeepThePromise(t *testing.T) {
 	}
 	if n := overflowed.Load(); n > int64(l.Burst) {
 		t.Errorf("the overflow bucket admitted %d times with a burst of %d", n, l.Burst)
+	}
+}
+
+func TestASetIsTwoCacheLines(t *testing.T) {
+	table := New(64)
+	if n := unsafe.Sizeof(set{}); n != 128 || uintptr(unsafe.Pointer(&table.sets[0]))%128 != 0 {
+		t.Fatalf("%d bytes at %p", n, &table.sets[0])
 	}
 }
 

@@ -4,21 +4,24 @@ import (
 	"hash/maphash"
 	"math"
 	"sync/atomic"
+	"unsafe"
+
+	"github.com/cellgate/cellgate/proxy/prefetch"
 )
 
 const (
-	ways   = 8
+	ways   = 7
 	groups = 1 << 10 // overflow buckets
 	tries  = 64      // rounds of contention before the overflow bucket decides
 	tick   = 1e6     // ns
 
-	never = math.MinInt64 // an empty place: full for ever
-	busy  = math.MaxInt64 // a place whose key is being replaced
+	busy = math.MaxInt64 // a place whose key is being replaced; an empty place's is 0, a bucket that has always been full
 )
 
 // Table holds the buckets of one node. It is safe for any number of goroutines and never allocates after New.
 type Table struct {
-	seeds    [2]maphash.Seed
+	seed     maphash.Seed
+	empty    uint64 // hash of no name
 	mask     uint64
 	latest   atomic.Int64 // the latest now that a caller has brought, to within a tick
 	sets     []set
@@ -30,27 +33,25 @@ type Table struct {
 // then the key, then a t larger than the one it found. So a compare-and-swap from t succeeds only for the right key.
 // (A refund lowers t; for it to matter, the place would have to change hands and come to the same nanosecond again
 // between two instructions of another goroutine, and one token would be charged to the wrong key.)
+//
+// The places of a set fill two cache lines, so that a bucket that nobody has asked for lately costs two misses.
 type set struct {
+	key    [ways]atomic.Uint64
 	insert atomic.Bool // held by the one goroutine that adds a key to this set
+	_      [4]byte
 	tat    [ways]atomic.Int64
-	hi, lo [ways]atomic.Uint64
+	_      [8]byte
 }
 
-// New makes a table of at least capacity places, 24 bytes each, rounded up to a power of two; at least 64.
+// New makes a table of at least capacity places, 18 bytes each; the number of its sets is a power of two, at least 16.
+// Nothing is written: memory is filled as callers come.
 func New(capacity int) *Table {
-	n := uint64(8)
+	n := uint64(16)
 	for int(n)*ways < capacity && n < 1<<24 {
 		n *= 2
 	}
-	t := &Table{seeds: [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}, mask: n - 1, sets: make([]set, n)}
-	for i := range t.sets {
-		for j := range ways {
-			t.sets[i].tat[j].Store(never)
-		}
-	}
-	for i := range t.overflow {
-		t.overflow[i].Store(never)
-	}
+	t := &Table{seed: maphash.MakeSeed(), mask: n - 1, sets: make([]set, n)}
+	t.empty = maphash.String(t.seed, "")
 	return t
 }
 
@@ -64,13 +65,13 @@ func (t *Table) at(now int64) int64 {
 	return max(now, last)
 }
 
-// Take asks for one request under the limit. Now is in nanoseconds of a monotonic clock that all callers share.
+// Take asks for one request under the limit. Now is in nanoseconds of a monotonic clock that all callers share, from 0.
 // Promise: over any time T, the requests admitted for one key are at most rate·T + burst.
 func (t *Table) Take(k Key, l Limit, now int64) Decision {
 	if l.None() {
 		return Decision{OK: true, Remaining: math.MaxUint64}
 	}
-	s := &t.sets[k.hi&t.mask]
+	s := t.set(k)
 	for range tries {
 		place := s.find(k)
 		if place < 0 {
@@ -91,13 +92,13 @@ func (t *Table) Take(k Key, l Limit, now int64) Decision {
 
 // Refuses says whether Take would refuse the key now. It takes nothing.
 func (t *Table) Refuses(k Key, l Limit, now int64) bool {
-	s := &t.sets[k.hi&t.mask]
+	s := t.set(k)
 	i := s.find(k)
 	if l.None() || i < 0 {
 		return false
 	}
 	tat := s.tat[i].Load()
-	if tat == busy || s.hi[i].Load() != k.hi || s.lo[i].Load() != k.lo {
+	if tat == busy || s.key[i].Load() != k.id {
 		return false
 	}
 	_, d := l.admit(tat, t.at(now))
@@ -113,20 +114,35 @@ func (t *Table) Refund(k Key, l Limit, d Decision) {
 		t.overflow[k.group%groups].Add(-l.interval)
 		return
 	}
-	s := &t.sets[k.hi&t.mask]
+	s := t.set(k)
 	i := s.find(k)
 	if i < 0 {
 		return
 	}
 	tat := s.tat[i].Load()
-	if tat != busy && tat > never+l.interval && s.hi[i].Load() == k.hi && s.lo[i].Load() == k.lo {
+	if tat != busy && tat >= l.interval && s.key[i].Load() == k.id {
 		s.tat[i].CompareAndSwap(tat, tat-l.interval) // lost only when the bucket is in use at this instant: stricter, never looser
 	}
 }
 
+// Memory is what the table's places fill, for nobody to look at: its pages may be asked to be large.
+func (t *Table) Memory() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(t.sets))), len(t.sets)*int(unsafe.Sizeof(set{})))
+}
+
+// Foresee asks the memory for the key's bucket, for a Take that comes soon.
+func (t *Table) Foresee(k Key) {
+	s := t.set(k)
+	prefetch.Line(unsafe.Pointer(&s.key))
+	prefetch.Line(unsafe.Pointer(&s.tat))
+}
+
+// set is where the key has its place. The lowest bit of every id is set, so the highest ones choose.
+func (t *Table) set(k Key) *set { return &t.sets[k.id>>40&t.mask] }
+
 func (s *set) find(k Key) int {
 	for i := range ways {
-		if s.hi[i].Load() == k.hi && s.lo[i].Load() == k.lo {
+		if s.key[i].Load() == k.id {
 			return i
 		}
 	}
@@ -136,7 +152,7 @@ func (s *set) find(k Key) int {
 // spend takes from the bucket at the place; done is false when another goroutine was faster.
 func (t *Table) spend(s *set, i int, k Key, l Limit, now int64) (d Decision, done bool) {
 	tat := s.tat[i].Load()
-	if tat == busy || s.hi[i].Load() != k.hi || s.lo[i].Load() != k.lo {
+	if tat == busy || s.key[i].Load() != k.id {
 		return Decision{}, false
 	}
 	next, d := l.admit(tat, t.at(now))
@@ -160,8 +176,7 @@ func (s *set) add(k Key, l Limit, now int64) (d Decision, done bool) {
 		if old > now || !s.tat[i].CompareAndSwap(old, busy) {
 			continue
 		}
-		s.hi[i].Store(k.hi)
-		s.lo[i].Store(k.lo)
+		s.key[i].Store(k.id)
 		next, d := l.admit(now, now)
 		s.tat[i].Store(next)
 		return d, true

@@ -15,29 +15,38 @@ import (
 	"time"
 )
 
-func TestExclusiveSocketsAreExclusiveAndSharedOnesShared(t *testing.T) {
-	a, err := TCP(t.Context(), "127.22.2.1:0", false)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
-	for _, shared := range []bool{false, true} {
-		if _, err := TCP(t.Context(), a.Addr().String(), shared); err == nil || !strings.HasSuffix(err.Error(), "address in use") {
-			t.Errorf("shared=%v: %v", shared, err)
+// tcp listens through a set of its own, as another process would.
+func tcp(t *testing.T, addr string, shared bool, n int) ([]*Socket, error) {
+	all, err := new(Sockets).TCP(t.Context(), "http", addr, shared, n)
+	t.Cleanup(func() {
+		for _, s := range all {
+			s.Close()
 		}
-	}
-	b, err := TCP(t.Context(), "127.22.2.1:0", true)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer b.Close()
-	c, err := TCP(t.Context(), b.Addr().String(), true)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	if _, err := TCP(t.Context(), b.Addr().String(), false); err == nil {
-		t.Error("an exclusive bind joined a shared address")
+	})
+	return all, err
+}
+
+func TestExclusiveSocketsAreExclusiveAndSharedOnesShared(t *testing.T) {
+	for n := 1; n < 4; n++ {
+		a, err := tcp(t, "127.22.2.1:0", false, n)
+		if err != nil || len(a) != n {
+			t.Fatalf("%d sockets, %v", len(a), err)
+		}
+		for _, shared := range []bool{false, true} {
+			if _, err := tcp(t, a[n-1].Addr().String(), shared, n); n == 1 && (err == nil || !strings.HasSuffix(err.Error(), "address in use")) {
+				t.Errorf("shared=%v: %v", shared, err)
+			}
+		}
+		b, err := tcp(t, "127.22.2.1:0", true, n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tcp(t, b[0].Addr().String(), true, n); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tcp(t, b[0].Addr().String(), false, n); err == nil {
+			t.Error("an exclusive bind joined a shared address")
+		}
 	}
 }
 
@@ -90,5 +99,53 @@ func TestReloadedCertificateIsServedAndABadOneIsNot(t *testing.T) {
 	}
 	if _, err := LoadCertificate(cert, key); err == nil {
 		t.Fatal("a bad certificate was loaded")
+	}
+}
+
+// G75: a session goes on where it began, and nowhere else: another certificate's listener, with what it may ask of its clients,
+// doesn't know its tickets.
+func TestTicketsAreGoodForTheirOwnListenerAlone(t *testing.T) {
+	dir := t.TempDir()
+	at := map[string]string{}
+	for i, name := range []string{"a", "b"} {
+		cert, key := filepath.Join(dir, name+".pem"), filepath.Join(dir, name+".key")
+		write(t, cert, key, int64(i+1))
+		c, err := LoadCertificate(cert, key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := tls.Listen("tcp", "127.44.0.1:0", c.Config())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+		at[name] = l.Addr().String()
+		go func() {
+			for {
+				nc, err := l.Accept()
+				if err != nil {
+					return
+				}
+				_, _ = nc.Write([]byte("x")) // behind the ticket
+				nc.Close()
+			}
+		}()
+	}
+	client := &tls.Config{InsecureSkipVerify: true, ServerName: "a", ClientSessionCache: tls.NewLRUClientSessionCache(1)}
+	for i, want := range []struct {
+		at      string
+		resumed bool
+	}{{"a", false}, {"a", true}, {"b", false}, {"b", true}, {"a", false}} {
+		c, err := tls.Dial("tcp", at[want.at], client)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Read(make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+		if got := c.ConnectionState().DidResume; got != want.resumed {
+			t.Errorf("connection %d, to %s: resumed %v", i, want.at, got)
+		}
+		c.Close()
 	}
 }

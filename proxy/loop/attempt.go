@@ -4,7 +4,6 @@ package loop
 
 import (
 	"context"
-	"math/rand/v2"
 	"net/netip"
 	"syscall"
 	"time"
@@ -26,27 +25,18 @@ const (
 // attempt picks an endpoint and gets a connection to it: the first beat of pick → send → judge → retry.
 func (f *flight) attempt() {
 	x, now := f.x, f.l.now
-	i := x.Pool.Set.Pick(rand.Uint64(), f.tried, now)
-	if i < 0 {
-		if i = x.Pool.Set.Pick(rand.Uint64(), 0, now); i < 0 {
-			f.fail(reason.NoEndpoint)
-			return
-		}
-	}
-	f.took, f.deadline, f.by, f.sent = now, x.UpstreamDeadline(now), time.Time{}, false
-	if !f.deadline.After(now) {
-		f.fail(x.Expired())
+	if why := relay.Choose(x, now); why != reason.None {
+		f.fail(why)
 		return
 	}
-	x.Endpoint = i
-	x.Pool.Set.Begin(i)
+	f.took, f.deadline, f.by, f.sent = now, x.UpstreamDeadline(now), time.Time{}, false
 	f.trying, f.lane, f.phase = true, f.l.lane(x.Pool), sending
 	f.l.sending = append(f.l.sending, sender{f, f.gen})
 }
 
 // get takes a connection from the lane, opens one, or waits in line.
 func (f *flight) get() {
-	f.l.current = f.client.slot
+	f.serve()
 	if !f.fresh {
 		if u := f.lane.pop(f.x.Endpoint); u != nil {
 			f.use(u)
@@ -95,7 +85,7 @@ func (f *flight) resolve(endpoint int) {
 		at, err := pool.Resolve(ctx, endpoint, now)
 		l.post(func() {
 			if f.gen == gen && f.phase == resolving {
-				l.current = f.client.slot
+				f.serve()
 				f.resolved(at, err)
 			}
 		})
@@ -160,7 +150,7 @@ func (f *flight) use(u *conn) {
 		return
 	}
 	if f.upload.streaming = !f.full; !f.full {
-		f.pump()
+		f.side.pump()
 		if f.conn != u {
 			return
 		}
@@ -203,7 +193,7 @@ func (f *flight) writeFailed() bool {
 		f.conn.canRead = true
 		f.l.buffers.put(f.conn.out)
 		f.conn.out, f.conn.sent = nil, 0
-		f.l.later(f.client)
+		f.side.later()
 		return true
 	}
 	f.failed(relay.Broken(nil, f.conn.reused, f.conn.started))
@@ -225,7 +215,7 @@ func (f *flight) flush() {
 	f.l.buffers.put(u.out)
 	u.out, u.sent = nil, 0
 	if f.streaming() {
-		f.pump()
+		f.side.pump()
 		return
 	}
 	f.headBy()
@@ -387,9 +377,7 @@ func (f *flight) again(stale bool) {
 		f.attempt()
 		return
 	}
-	if f.x.Endpoint < 64 {
-		f.tried |= 1 << f.x.Endpoint
-	}
+	f.x.Tried.Add(f.x.Endpoint)
 	if wait := relay.BackOff(f.x, f.l.now); wait > 0 {
 		f.phase, f.deadline, f.by = backingOff, f.l.now.Add(wait), time.Time{}
 		f.arm()
@@ -426,13 +414,15 @@ func (f *flight) deliver(rest []byte) {
 	var none bool
 	f.kind, length, none = relay.Answer(res, x.Head())
 	x.Closing = x.Closing || !f.full && !f.upload.whole
-	out, framing := relay.AppendHead(f.l.out[:0], x, length, none)
+	side := f.side
+	side.putHead(length, none)
+	f.ending.Begin(x, length)
 	x.Upstream = nil // its fields lie in a buffer that the next read overwrites
-	f.framing, f.answered, f.left = framing, true, res.Length
+	f.answered, f.left = true, res.Length
 	f.phase, f.since = relaying, f.l.now
 	f.by, f.deadline = f.idleBy(), x.Deadline
-	f.pass(out, rest, f.kind == http1.NoBody)
-	if f.client != nil && f.phase == relaying {
+	f.pass(rest, f.kind == http1.NoBody)
+	if f.side == side && f.phase == relaying {
 		f.more()
 	}
 }

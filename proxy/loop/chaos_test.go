@@ -1,9 +1,14 @@
+//lint:file-ignore SA1019 the test speaks HTTP/2 with prior knowledge over connections of its own.
+
 //go:build linux
 
 package loop
 
 import (
 	"bufio"
+	"context"
+	"crypto/tls"
+	"encoding/pem"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -15,12 +20,14 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/net/http2"
+
 	"github.com/cellgate/cellgate/proxy/engine"
 )
 
 // moody is an upstream that keeps to HTTP or not, as dice say. What it answers in earnest repeats the request's tag, so
 // that an answer to somebody else's request is seen.
-func moody(t testing.TB, seed uint64) string {
+func moody(t testing.TB, seed uint64, secure *tls.Config) string {
 	l := listen(t)
 	var conns sync.WaitGroup
 	t.Cleanup(func() { l.Close(); conns.Wait() })
@@ -33,8 +40,11 @@ func moody(t testing.TB, seed uint64) string {
 			conns.Go(func() {
 				defer c.Close()
 				_ = c.SetDeadline(time.Now().Add(20 * time.Second))
-				m := &mood{c.(*net.TCPConn), bufio.NewReader(c), rand.New(rand.NewPCG(seed, n))}
-				for m.once() {
+				m := &mood{c.(*net.TCPConn), c, nil, rand.New(rand.NewPCG(seed, n))}
+				if secure != nil {
+					m.way = tls.Server(c, secure)
+				}
+				for m.in = bufio.NewReader(m.way); m.once(); {
 				}
 			})
 		}
@@ -44,11 +54,12 @@ func moody(t testing.TB, seed uint64) string {
 
 type mood struct {
 	*net.TCPConn
+	way  io.ReadWriter // over it
 	in   *bufio.Reader
 	dice *rand.Rand
 }
 
-func (m *mood) say(s string) bool { _, err := io.WriteString(m, s); return err == nil }
+func (m *mood) say(s string) bool { _, err := io.WriteString(m.way, s); return err == nil }
 
 // once serves a request, or fails to. It is false at the end of the connection.
 func (m *mood) once() bool {
@@ -201,20 +212,94 @@ func (c *crowd) answer(in *bufio.Reader, nc net.Conn, method, tag string) bool {
 	return err == nil && !res.Close
 }
 
-// A randomised schedule of faults on both sides, over pools that are too small and snapshots that change. Throughout it
-// everything has one owner; after it nothing is left: no descriptor, no place in a pool, no exchange, no buffer out twice.
-func TestFaultsOnBothSidesLeakNothingAndMixNothingUp(t *testing.T) {
-	for seed := range uint64(3) {
-		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { faults(t, seed, 400*time.Millisecond) })
+// visitHTTP2 makes a connection with prior knowledge and a few requests at a time on it.
+func (c *crowd) visitHTTP2() {
+	var nc atomic.Pointer[net.TCPConn]
+	tr := &http2.Transport{AllowHTTP: true, DialTLSContext: func(context.Context, string, string, *tls.Config) (net.Conn, error) {
+		conn, err := net.Dial("tcp", c.w.addr)
+		if err == nil {
+			nc.Store(conn.(*net.TCPConn))
+		}
+		return conn, err
+	}}
+	defer tr.CloseIdleConnections()
+	for range 1 + c.dice.IntN(3) {
+		var all sync.WaitGroup
+		for n := range 1 + c.dice.IntN(8) {
+			one := &crowd{c.w, c.t, rand.New(rand.NewPCG(c.dice.Uint64(), uint64(n))), c.id, c.answered}
+			all.Go(func() { one.ask(tr) })
+		}
+		if c.dice.IntN(12) == 0 {
+			time.Sleep(time.Duration(c.dice.IntN(5)) * time.Millisecond)
+			if nc := nc.Load(); nc != nil {
+				_ = nc.SetLinger(0)
+				nc.Close()
+			}
+		}
+		all.Wait()
 	}
 }
 
-func faults(t *testing.T, seed uint64, length time.Duration) {
+// ask makes one request over HTTP/2, and leaves at times.
+func (c *crowd) ask(tr *http2.Transport) {
+	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Second)
+	if c.dice.IntN(6) == 0 {
+		ctx, cancel = context.WithTimeout(context.Background(), time.Duration(c.dice.IntN(20))*time.Millisecond)
+	}
+	defer cancel()
+	tag := fmt.Sprintf("t%d-%d", c.id, c.dice.Uint64())
+	method, body := "GET", io.Reader(nil)
+	switch c.dice.IntN(6) {
+	case 0:
+		method, body = "POST", strings.NewReader(strings.Repeat("b", c.dice.IntN(150_000)))
+	case 1:
+		method, body = "PUT", io.MultiReader(strings.NewReader(strings.Repeat("b", c.dice.IntN(100_000)))) // no length
+	case 2:
+		method = "HEAD"
+	}
+	req, _ := http.NewRequestWithContext(ctx, method, "http://a.example/x", body)
+	req.Header.Set("X-Tag", tag)
+	res, err := tr.RoundTrip(req)
+	if err != nil {
+		return
+	}
+	defer res.Body.Close()
+	if got := res.Header.Get("X-Tag"); res.StatusCode < 300 && got != "" && got != tag {
+		c.t.Errorf("the answer to %s is that to %q", tag, got)
+	}
+	if c.dice.IntN(10) == 0 {
+		return
+	}
+	if c.dice.IntN(10) == 0 {
+		time.Sleep(10 * time.Millisecond)
+	}
+	b, err := io.ReadAll(res.Body)
+	if rest := strings.ReplaceAll(string(b), tag, ""); err == nil && len(b) > 1000 && len(rest) > 0 {
+		c.t.Errorf("%d bytes in the answer to %s are not its own", len(rest), tag)
+	}
+	c.answered.Add(1)
+}
+
+// A randomised schedule of faults on both sides, over pools that are too small and snapshots that change. Throughout it
+// everything has one owner; after it nothing is left: no descriptor, no place in a pool, no exchange, no buffer out twice.
+func TestFaultsOnBothSidesLeakNothingAndMixNothingUp(t *testing.T) {
+	t.Run("plain upstreams", func(t *testing.T) { faults(t, 0, 400*time.Millisecond, false) })
+	t.Run("upstreams over TLS", func(t *testing.T) { faults(t, 7, 400*time.Millisecond, true) })
+}
+
+func faults(t *testing.T, seed uint64, length time.Duration, secure bool) {
 	before := descriptors(t)
 	dead := listen(t)
 	dead.Close()
-	up := fmt.Sprintf("%q, %q, %q", moody(t, seed), moody(t, seed+100), dead.Addr())
-	const pool = "max_connections: 5, max_pending: 8"
+	var cfg *tls.Config
+	trust := ""
+	if secure {
+		cert, _ := selfSigned(t)
+		cfg = &tls.Config{Certificates: []tls.Certificate{cert}}
+		trust = fmt.Sprintf("}, tls: {server_name: a.example, ca: %q", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Certificate[0]}))
+	}
+	up := fmt.Sprintf("%q, %q, %q", moody(t, seed, cfg), moody(t, seed+100, cfg), dead.Addr())
+	pool := "max_connections: 5, max_pending: 8" + trust
 	w := start(t, up, pool, Options{Loops: 2, Options: engine.Options{HeaderTime: 300 * time.Millisecond, Idle: 300 * time.Millisecond, LeaveOver: 50 * time.Millisecond}})
 	var answered atomic.Int64
 	begin := time.Now()
@@ -227,7 +312,11 @@ func faults(t *testing.T, seed uint64, length time.Duration) {
 		clients.Go(func() {
 			c := &crowd{w, t, rand.New(rand.NewPCG(seed, uint64(i))), i, &answered}
 			for going() {
-				c.visit()
+				if i%2 == 0 {
+					c.visitHTTP2()
+				} else {
+					c.visit()
+				}
 			}
 		})
 	}
@@ -235,9 +324,9 @@ func faults(t *testing.T, seed uint64, length time.Duration) {
 		w.check()
 		p := compile(t, n, up, pool)
 		if n%4 == 0 {
-			p = compile(t, n, up, "max_connections: 3, max_pending: 4")
+			p = compile(t, n, up, "max_connections: 3, max_pending: 4"+trust)
 		}
-		if err := w.server.Apply(p, 1); err != nil {
+		if err := w.server.Apply(p); err != nil {
 			t.Error(err)
 		}
 		w.server.Reconnect(n%5 == 0)

@@ -19,11 +19,13 @@ import (
 )
 
 // client is one client connection. It owns buffers only while they hold something, and a flight from the first byte of a
-// head to the end of the answer: an idle connection is this and its slot.
+// head to the end of the answer: an idle connection is this and its slot. One that speaks HTTP/2 has a codec instead, and its
+// streams have the flights.
 //
 //	shaking ─ TLS is agreed on ─▶ waiting
 //	waiting ─ a byte ─▶ heading ─ a whole head ─▶ busy ─ answered ─▶ waiting
-//	                       └── no HTTP, or too slow ──┴── answered with close ─▶ lingering ─▶ gone
+//	   │                   └── no HTTP, or too slow ──┴── answered with close ─▶ lingering ─▶ gone
+//	   └─ HTTP/2 ─▶ framed ─ over ──────────────────────────────────────────────────▲
 type client struct {
 	l     *loop
 	fd    int32 // -1 once closed
@@ -33,10 +35,12 @@ type client struct {
 	canRead bool // more may be there to be read
 	ended   bool // the peer will send no more
 	broken  bool // the kernel says that the connection is dead both ways
+	mute    bool // the end of what it sends has been read
 	polled  bool // the kernel is asked about room for writing as well
 	queued  bool // in the loop's list of those that go on
 
 	secure *secure // nil = plain
+	h2     *h2conn // nil = HTTP/1
 	timer  timer
 	flight *flight
 	in     []byte // what has been read and isn't used up is in[r:w]; nil when there is nothing
@@ -44,11 +48,14 @@ type client struct {
 	out    []byte // what could not be written yet is out[sent:]; nil when there is nothing
 	sent   int
 
-	peer   netip.Addr
-	text   string
-	old    int64 // unix nanoseconds from which the client is asked to leave
-	goneBy time.Time
-	spare  int // bytes that a lingering connection may still send
+	peer    netip.Addr
+	text    string
+	framing relay.Framing // of the answer under way
+	old     int64         // unix nanoseconds from which the client is asked to leave
+	goneBy  time.Time     // when to look whether it is there; zero = it has not ended its sending
+	asked   bool          // during this exchange, by something that was sent
+	seen    int64         // of the answer's body, when it was last looked at
+	spare   int           // bytes that a lingering connection may still send
 }
 
 type state uint8
@@ -58,6 +65,7 @@ const (
 	waiting
 	heading
 	busy
+	framed
 	lingering
 )
 
@@ -81,8 +89,11 @@ func (c *client) idle() time.Duration {
 // leave makes the client old by a time, and gives it until another if it is idle.
 func (c *client) leave(old, idle time.Time) {
 	c.old = min(c.old, old.UnixNano())
-	if c.state == waiting {
+	switch c.state {
+	case waiting:
 		c.l.wheel.set(&c.timer, idle)
+	case framed:
+		c.l.wheel.set(&c.timer, c.h2.wakeBy())
 	}
 }
 
@@ -94,7 +105,9 @@ func (c *client) readable() {
 	case waiting, heading:
 		c.readHead()
 	case busy:
-		c.flight.clientReady()
+		c.ready()
+	case framed:
+		c.h2.read()
 	case lingering:
 		c.discard()
 	}
@@ -105,6 +118,8 @@ func (c *client) goOn() {
 	switch {
 	case c.state == busy:
 		c.flight.goOn()
+	case c.state == framed:
+		c.h2.goOn()
 	case c.state == waiting && c.w > c.r:
 		if c.head(); c.state == heading && c.canRead { // the rest may have come while the last exchange was under way
 			c.readHead()
@@ -128,7 +143,7 @@ func (c *client) read(b []byte) (n int, more bool) {
 		c.canRead = c.ended || n == len(b) // a short read has emptied the socket, but for its end
 		return n, true
 	}
-	c.canRead = false
+	c.canRead, c.mute = false, e == 0
 	return 0, false
 }
 
@@ -160,8 +175,9 @@ func (c *client) head() {
 	l := c.l
 	if c.state == waiting {
 		c.state = heading
-		c.flight = l.takeFlight(c)
-		c.flight.x.Start = l.clock()
+		l.clock()
+		c.flight = l.takeFlight()
+		c.flight.of(c, c, &c.timer, "HTTP/1.1")
 	}
 	b := c.in[c.r:c.w]
 	x := c.flight.x
@@ -169,7 +185,7 @@ func (c *client) head() {
 	if c.secure != nil || !http1.Preface(b) {
 		n, err = x.Request.Parse(b)
 	} else {
-		c.handOver(nil)
+		c.speakHTTP2()
 		return
 	}
 	switch {
@@ -189,9 +205,7 @@ func (c *client) head() {
 // refuse answers a head that could not be read.
 func (c *client) refuse(why reason.Reason) {
 	c.state = busy
-	c.l.e.server.InFlight.Add(1)
-	c.flight.x.Refuse(why)
-	c.flight.answer(false)
+	c.flight.refuse(why)
 }
 
 // next is called when an exchange has ended and the connection goes on.
@@ -303,8 +317,12 @@ func (c *client) flush() bool {
 	}
 	c.l.buffers.put(c.out)
 	c.out, c.sent = nil, 0
-	if c.flight != nil {
-		c.flight.clientDrained()
+	switch {
+	case c.flight != nil:
+		c.flight.drained()
+	case c.h2 != nil:
+		c.h2.drained()
+		c.h2.flush()
 	}
 	return c.fd >= 0
 }
@@ -340,7 +358,7 @@ func (c *client) discard() {
 
 // expired is called when the connection's time is up.
 func (c *client) expired() {
-	c.l.current = c.slot
+	c.l.attend(c.slot)
 	switch c.state {
 	case waiting:
 		if c.secure != nil {
@@ -353,6 +371,8 @@ func (c *client) expired() {
 		c.refuse(reason.HeaderTimeout)
 	case busy:
 		c.flight.expired()
+	case framed:
+		c.h2.expired()
 	}
 }
 
@@ -364,6 +384,9 @@ func (c *client) drop() {
 	if f := c.flight; f != nil {
 		c.flight = nil
 		f.breakOff(c.state == busy)
+	}
+	if c.h2 != nil {
+		c.h2.close()
 	}
 	if c.secure != nil {
 		c.secure.end()
@@ -387,31 +410,20 @@ func (c *client) forget() {
 	l.e.server.Connections.Add(-1)
 }
 
-// handOver gives the connection to the other engine, with an exchange that has been judged or with none.
-func (c *client) handOver(f *flight) {
-	l := c.l
-	h := engine.Handed{Read: c.in[:c.w], Old: time.Unix(0, c.old)}
+// depart gives the connection with its exchange to the other engine.
+func (c *client) depart() {
+	l, f := c.l, c.flight
+	h := engine.Handed{Read: c.in[:c.w], Old: time.Unix(0, c.old), Exchange: f.x, Head: c.r}
 	_ = unix.EpollCtl(int(l.ep), unix.EPOLL_CTL_DEL, int(c.fd), nil)
 	file := os.NewFile(uintptr(c.fd), "")
 	nc, err := net.FileConn(file) // a descriptor of its own
 	file.Close()
-	if f != nil {
-		h.Exchange, h.Head = f.x, c.r
-		f.x = nil
-	} else {
-		h.Read = h.Read[c.r:]
-	}
-	own := c.flight
-	c.flight, c.in, c.r, c.w = nil, nil, 0, 0
-	if own != nil {
-		own.breakOff(f != nil)
-	}
+	f.x, c.flight, c.in, c.r, c.w = nil, nil, nil, 0, 0
+	f.breakOff(true)
 	c.forget()
 	if err != nil {
 		l.e.opts.Log.Warn("handing a connection over", "error", err)
-		if h.Exchange != nil {
-			l.e.server.Release(h.Exchange)
-		}
+		l.e.server.Release(h.Exchange)
 		return
 	}
 	if h.Conn = nc; c.secure != nil {

@@ -1,7 +1,7 @@
 // Package loop is the engine of event loops: a few threads that share nothing, each with its own epoll set, its own
 // listening sockets, its own clients, its own connections to upstreams and its own timers. It drives the same exchanges by
-// the same rules as package engine (see package relay), to which it hands over what it doesn't do itself: HTTP/2, WebSocket, TLS
-// towards upstreams. Linux only.
+// the same rules as package engine (see package relay), which has what a loop doesn't do itself: WebSockets, TLS towards upstreams.
+// An HTTP/1 connection goes there with its exchange; a stream of HTTP/2 sends its exchange there alone, on an errand. Linux only.
 //
 //	e := loop.New(server, loop.Options{Options: engine.Options{Log: log}})
 //	err := e.Run(ctx, plain, secure)   // as engine.Engine.Run
@@ -11,6 +11,10 @@
 // loop that registered it and by nobody else; events carry the generation of the slot they were registered for, so one that
 // was on its way when the slot changed hands is ignored. An exchange that waits for something elsewhere (keys, names, a
 // place in a pool) carries a generation too, which whoever comes back compares.
+//
+// A flight is an exchange under way; its side is the client's: a connection of HTTP/1, or a stream of one of HTTP/2, whose
+// codec is package http2. What the streams of a connection have to say in one turn goes out together at the turn's end. A
+// flight reads no more of an upstream than its side has room for, so that windows and slow clients stop the upstream.
 //
 // Events are edge-triggered: the kernel says once that something can be read, and the connection remembers it until a read
 // came back short. Not reading is therefore enough to stop a sender, and needs no system call.

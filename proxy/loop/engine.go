@@ -31,13 +31,12 @@ type Options struct {
 
 // Engine serves connections.
 type Engine struct {
-	server *proxy.Server
-	opts   Options
-	rest   *engine.Engine // serves what the loops don't
-	loops  []*loop
-	pulses []pulse
-	// sockets listen. They are the loops', and open until drain tells those to end.
-	sockets []int32
+	server  *proxy.Server
+	opts    Options
+	rest    *engine.Engine // serves what the loops don't
+	loops   []*loop
+	pulses  []pulse
+	sockets []net.Listener // that the loops take connections from
 
 	refusing atomic.Bool
 	over     chan struct{}  // closed at the end
@@ -103,6 +102,9 @@ func (e *Engine) open(own []engine.Listener) (err error) {
 				l.end()
 				l.close()
 			}
+			for _, l := range own {
+				_ = l.Close()
+			}
 		}
 	}()
 	for i := range e.pulses {
@@ -112,94 +114,66 @@ func (e *Engine) open(own []engine.Listener) (err error) {
 		}
 		e.loops = append(e.loops, l)
 	}
-	for _, from := range own {
-		fds, err := spread(from.Listener, len(e.loops))
-		for i, fd := range fds {
-			if err == nil {
-				err = e.loops[i].listen(&listener{fd, from.TLS, from.AltSvc})
+	for _, sockets := range byAddress(own) {
+		for i, from := range sockets {
+			if err := e.listen(from, i, len(sockets)); err != nil {
+				return fmt.Errorf("loop: listen on %s: %w", from.Addr(), err)
 			}
-			if err != nil {
-				unix.Close(int(fd))
-			} else {
-				e.sockets = append(e.sockets, fd)
-			}
-		}
-		if err != nil {
-			return fmt.Errorf("loop: listen on %s: %w", from.Addr(), err)
+			e.sockets = append(e.sockets, from.Listener)
 		}
 	}
 	return nil
 }
 
-// spread makes n sockets of a bound one, among which the kernel shares connections out, and closes it. Whoever bound it
-// alone keeps the address alone: another process's first socket there is still refused.
-func spread(from net.Listener, n int) (fds []int32, err error) {
-	sc, ok := from.(syscall.Conn)
+// byAddress puts together the sockets among which the kernel shares an address's connections out.
+func byAddress(all []engine.Listener) (groups [][]engine.Listener) {
+	at := map[string]int{}
+	for _, l := range all {
+		addr := l.Addr().String()
+		if _, known := at[addr]; !known {
+			at[addr] = len(groups)
+			groups = append(groups, nil)
+		}
+		groups[at[addr]] = append(groups[at[addr]], l)
+	}
+	return groups
+}
+
+// listen gives the i-th of an address's n sockets to its loop, and, where there are more loops than sockets, to more of them.
+func (e *Engine) listen(from engine.Listener, i, n int) error {
+	fd, err := descriptor(from.Listener)
+	if err == nil {
+		err = prepare(fd)
+	}
+	on := &listener{fd: int32(fd), tls: from.TLS, altSvc: from.AltSvc, close: from.Close}
+	var of []*loop
+	for ; i < max(n, len(e.loops)); i += n {
+		of = append(of, e.loops[i%len(e.loops)])
+	}
+	on.loops.Store(int32(len(of)))
+	for _, l := range of {
+		if err == nil {
+			err = l.listen(on)
+		}
+	}
+	return err
+}
+
+// descriptor is a listener's, good until it is closed.
+func descriptor(of net.Listener) (fd int, err error) {
+	if own, ok := of.(interface{ FD() int }); ok {
+		return own.FD(), nil
+	}
+	sc, ok := of.(syscall.Conn)
 	if !ok {
-		return nil, errors.New("it has no descriptor")
+		return -1, errors.New("it has no descriptor")
 	}
 	raw, err := sc.SyscallConn()
 	if err != nil {
-		return nil, err
+		return -1, err
 	}
-	var failed error
-	err = raw.Control(func(fd uintptr) { fds, failed = siblings(int(fd), n) })
-	if err == nil {
-		err = failed
-	}
-	if err == nil {
-		err = from.Close() // its first sibling is the same socket
-	}
-	return fds, err
+	return fd, raw.Control(func(of uintptr) { fd = int(of) })
 }
-
-func siblings(of, n int) (fds []int32, err error) {
-	first, err := unix.FcntlInt(uintptr(of), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	fds = append(fds, int32(first))
-	if err := prepare(first); err != nil || n == 1 {
-		return fds, err
-	}
-	if err := unix.SetsockoptInt(first, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1); err != nil {
-		return fds, err
-	}
-	at, err := unix.Getsockname(first)
-	if err != nil {
-		return fds, err
-	}
-	family := unix.AF_INET
-	if _, six := at.(*unix.SockaddrInet6); six {
-		family = unix.AF_INET6
-	}
-	only6, _ := unix.GetsockoptInt(first, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY)
-	for range n - 1 {
-		fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			return fds, err
-		}
-		fds = append(fds, int32(fd))
-		if family == unix.AF_INET6 {
-			_ = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, only6)
-		}
-		for _, set := range []func() error{
-			func() error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) },
-			func() error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) },
-			func() error { return unix.Bind(fd, at) },
-			func() error { return prepare(fd) },
-			func() error { return unix.Listen(fd, backlog) },
-		} {
-			if err := set(); err != nil {
-				return fds, err
-			}
-		}
-	}
-	return fds, nil
-}
-
-// backlog is bounded by net.core.somaxconn.
-const backlog = 4096
 
 // prepare sets what accepted connections inherit: no delay of small writes, probes of silent peers.
 func prepare(fd int) error {
@@ -266,8 +240,8 @@ func (e *Engine) drain(gone <-chan struct{}) {
 	defer close(e.over)
 	e.server.Drain()
 	e.leave(min(relay.DrainIdle, e.opts.HardStop/2))
-	for _, fd := range e.sockets {
-		if err := sockclose.QuiesceFD(int(fd)); err != nil {
+	for _, l := range e.sockets {
+		if err := sockclose.Quiesce(l); err != nil {
 			e.opts.Log.Warn("drain: connections that wait may be reset", "error", err)
 		}
 	}

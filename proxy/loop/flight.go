@@ -22,7 +22,9 @@ import (
 // Phases that are not needed are passed over. From any phase it can end with an answer of its own.
 type flight struct {
 	l      *loop
-	client *client
+	client *client         // the connection that it came on
+	side   side            // where on it
+	timer  *timer          // of the side, for the flight to set
 	x      *proxy.Exchange // nil once it has been handed over
 	gen    uint32          // changes with every use and every attempt: who comes back from elsewhere compares it
 	phase  phase
@@ -38,7 +40,6 @@ type flight struct {
 	lane     *lane
 	conn     *conn
 	wish     *wish
-	tried    uint64
 	fresh    bool // the next one wants a new connection
 	sent     bool // a byte of this attempt may have reached the upstream
 	interims int
@@ -51,11 +52,15 @@ type flight struct {
 	kind     http1.Body
 	left     int64 // of a counted body
 	chunks   http1.Chunks
-	framing  relay.Framing
+	rest     []byte    // of the body, which the client doesn't take yet
+	stuck    bool      // the client takes no more for now
+	takeBy   time.Time // when it must have taken what waits; zero = nothing does
 	answered bool      // its head was written
-	aborted  bool      // the client must see that it is not whole
-	goes     bool      // the connection goes on once all is written
+	read     bool      // of an own answer: the request was read whole
+	aborted  bool      // the client must see that the answer is not whole, or is gone
+	goes     bool      // all went well so far
 	since    time.Time // of a wait for more of the upstream's body
+	ending   relay.Ending
 }
 
 type phase uint8
@@ -76,7 +81,7 @@ const (
 
 const keepFlights = 256
 
-func (l *loop) takeFlight(c *client) *flight {
+func (l *loop) takeFlight() *flight {
 	var f *flight
 	if n := len(l.flights); n > 0 {
 		f = l.flights[n-1]
@@ -87,12 +92,17 @@ func (l *loop) takeFlight(c *client) *flight {
 	if f.x == nil {
 		f.x = l.e.server.Acquire()
 	}
-	f.client = c
-	f.x.Peer, f.x.PeerText, f.x.TLS, f.x.Protocol, f.x.Via, f.x.AltSvc = c.peer, c.text, c.secure != nil, "HTTP/1.1", "", ""
+	return f
+}
+
+// of says where the flight has come from.
+func (f *flight) of(c *client, s side, t *timer, protocol string) {
+	f.client, f.side, f.timer = c, s, t
+	f.x.Start = f.l.now
+	f.x.Peer, f.x.PeerText, f.x.TLS, f.x.Protocol, f.x.Via, f.x.AltSvc = c.peer, c.text, c.secure != nil, protocol, "", ""
 	if c.secure != nil {
 		f.x.AltSvc = c.secure.altSvc
 	}
-	return f
 }
 
 // recycle makes the flight ready for another exchange.
@@ -102,15 +112,18 @@ func (f *flight) recycle() {
 		f.kept[i] = nil
 	}
 	f.gen++
-	f.client, f.phase, f.body, f.full, f.kept = nil, judged, nil, false, f.kept[:0]
-	f.lane, f.conn, f.wish, f.tried, f.fresh, f.sent = nil, nil, nil, 0, false, false
-	f.framing, f.answered, f.aborted, f.goes = relay.Framing{}, false, false, false
+	f.client, f.side, f.timer, f.phase, f.body, f.full, f.kept = nil, nil, nil, judged, nil, false, f.kept[:0]
+	f.lane, f.conn, f.wish, f.fresh, f.sent = nil, nil, nil, false, false
+	f.rest, f.takeBy, f.stuck, f.answered, f.read, f.aborted, f.goes = nil, time.Time{}, false, false, false, false, false
 	if len(f.l.flights) < keepFlights {
 		f.l.flights = append(f.l.flights, f)
 	} else if f.x != nil {
 		f.l.e.server.Release(f.x)
 	}
 }
+
+// serve says what a panic from here on costs.
+func (f *flight) serve() { f.l.current, f.l.serving = f.client.slot, f }
 
 // keep holds a buffer until the exchange has ended.
 func (f *flight) keep(b []byte) { f.kept = append(f.kept, b) }
@@ -121,20 +134,37 @@ func (f *flight) begin() {
 	f.l.e.server.InFlight.Add(1)
 	x.Closing = x.Request.Close || x.Start.UnixNano() > f.client.old
 	f.upload.begin(&x.Request)
-	f.judge()
+	f.toJudge()
 }
 
-// judge takes the exchange through the pipeline.
-func (f *flight) judge() {
+// refuse answers a request whose head could not be read.
+func (f *flight) refuse(why reason.Reason) {
+	f.l.e.server.InFlight.Add(1)
+	f.upload.done = false
+	f.x.Refuse(why)
+	f.answer(false)
+}
+
+// toJudge puts the exchange among those that this turn takes through the pipeline.
+func (f *flight) toJudge() {
 	f.phase = judged
-	switch f.x.Run() {
+	f.l.judging = append(f.l.judging, sender{f, f.gen})
+}
+
+// judge takes the exchange a step through the pipeline. It is true when there is another.
+func (f *flight) judge() (more bool) {
+	f.serve()
+	switch f.x.Step(f.l.now) {
+	case proxy.Soon:
+		return true
 	case proxy.Next:
 		f.forward()
 	case proxy.Reply:
-		f.answer(f.passOver())
+		f.answer(f.side.passOver())
 	case proxy.Park:
 		f.park()
 	}
+	return false
 }
 
 // park waits for what the pipeline waits for, at most until the deadline.
@@ -149,8 +179,7 @@ func (f *flight) park() {
 		case <-come:
 			l.post(func() {
 				if f.gen == gen && f.phase == parked {
-					l.current = f.client.slot
-					f.judge()
+					f.toJudge()
 				}
 			})
 		case <-t.C:
@@ -159,21 +188,17 @@ func (f *flight) park() {
 	})
 }
 
-// forward begins to carry the exchange out: with a short body whole, so that it can be sent again.
+// forward begins to carry the exchange out, or gives it to the engine that can.
 func (f *flight) forward() {
-	if f.x.Tunnel || !f.x.Pool.Plain() {
-		f.client.handOver(f)
+	if f.x.Tunnel || !f.x.Pool.Plain() || f.x.Hedged() {
+		f.side.depart()
 		return
 	}
-	q := &f.upload
-	switch {
-	case q.done:
-		f.full = true
-	case !q.chunked && q.left <= relay.SmallBody:
-		f.collect()
+	if f.full = f.upload.done; f.full {
+		f.start()
 		return
 	}
-	f.start()
+	f.side.collect()
 }
 
 func (f *flight) start() {
@@ -187,7 +212,7 @@ func (f *flight) start() {
 }
 
 // arm sets the timer to when the flight's next limit is reached.
-func (f *flight) arm() { f.l.wheel.set(&f.client.timer, f.due()) }
+func (f *flight) arm() { f.l.wheel.set(f.timer, f.due()) }
 
 func (f *flight) due() time.Time {
 	at := f.limit()
@@ -210,10 +235,10 @@ func (f *flight) limit() time.Time {
 	case collecting:
 		return f.upload.by(f.x.Deadline)
 	case draining:
-		return f.x.Deadline.Add(writeGrace)
+		return f.takeBy
 	case relaying:
-		if len(f.client.out) > 0 {
-			return f.x.Deadline.Add(writeGrace)
+		if f.stuck {
+			return f.takeBy
 		}
 	}
 	if f.by.IsZero() || f.deadline.Before(f.by) {
@@ -225,15 +250,21 @@ func (f *flight) limit() time.Time {
 // writeGrace is how much longer than its exchange a client may take to read its answer.
 const writeGrace = 3 * time.Second
 
+// filled notes that the client takes no more for now. What waits since then is to be taken in time, however little at once.
+func (f *flight) filled() {
+	if f.takeBy.IsZero() {
+		f.takeBy = relay.TakeBy(f.l.now, f.l.e.opts.TakeTime, f.x.Deadline.Add(writeGrace))
+	}
+}
+
 // expired is called when a limit has been reached.
 func (f *flight) expired() {
 	c, now := f.client, f.l.clock()
 	if by := c.goneBy; !by.IsZero() && !now.Before(by) {
-		if c.secure != nil || f.l.gone(c.fd) { // over TLS what is left to read may be the end itself
+		if c.left() {
 			f.clientGone()
 			return
 		}
-		c.goneBy = now.Add(relay.LookAfter)
 	}
 	switch {
 	case f.starved() && !now.Before(f.upload.by(f.x.Deadline)):
@@ -262,62 +293,46 @@ func (f *flight) late() {
 	case backingOff:
 		f.attempt()
 	case relaying:
-		f.truncate()
+		f.truncate(relay.BrokenOff(!f.l.now.Before(f.x.Deadline), true))
 	case draining:
 		f.clientBroke()
 	}
 }
 
-// clientReady is called when the client has sent something, or has ended its side.
-func (f *flight) clientReady() {
-	c := f.client
-	switch {
-	case c.broken:
-		f.clientGone()
-		return
-	case f.phase == collecting:
-		f.collect()
-		return
-	case f.streaming():
-		f.pump()
-		if c.flight != f {
-			return
-		}
-	}
-	if c.ended && c.goneBy.IsZero() { // it may only have ended its sending: an answer that comes soon is still for it
-		c.goneBy = f.l.now.Add(relay.LookAfter)
-		f.arm()
-	}
-}
-
-// clientDrained is called when all that waited for the client has been written.
-func (f *flight) clientDrained() {
+// drained is called when the client may take more, or has taken all that was sent.
+func (f *flight) drained() {
 	switch f.phase {
 	case draining:
 		f.finish(f.goes)
 	case relaying:
-		f.by = f.idleBy()
+		if f.conn != nil {
+			f.by = f.idleBy()
+		}
 		f.more()
 	}
 }
 
 // goOn is another turn of bodies in motion.
 func (f *flight) goOn() {
-	c := f.client
-	if f.streaming() && c.canRead {
-		f.pump()
+	side := f.side
+	if f.streaming() {
+		side.pump()
 	}
-	if c.flight == f && f.conn != nil && f.conn.canRead {
+	switch {
+	case f.side != side:
+	case f.stuck && f.phase == relaying:
+		f.drained()
+	case f.conn != nil && f.conn.canRead:
 		f.hear()
 	}
 }
 
 // clientGone ends an exchange that nobody waits for.
 func (f *flight) clientGone() {
-	f.client.broken = true
+	f.aborted = true
 	switch {
 	case f.phase == relaying:
-		f.truncate()
+		f.truncate(reason.ClientGone)
 	case f.phase == draining:
 		f.clientBroke()
 	case f.trying:
@@ -329,7 +344,7 @@ func (f *flight) clientGone() {
 
 // clientBroke ends an exchange whose answer could not be written.
 func (f *flight) clientBroke() {
-	f.client.broken = true
+	f.aborted = true
 	if !f.answered {
 		f.clientGone()
 		return
@@ -351,57 +366,42 @@ func (f *flight) fail(why reason.Reason) {
 
 // answer sends an own answer. read says whether the request was read whole; if not, the connection can't go on.
 func (f *flight) answer(read bool) {
-	x, l := f.x, f.l
+	x := f.x
 	if !read {
 		x.Closing = true
 	}
 	b := x.Body()
-	out, framing := relay.AppendHead(l.out[:0], x, int64(len(b)), x.Head())
-	f.framing, f.answered = framing, true
-	if !x.Head() {
-		out = append(out, b...)
-		x.BytesOut = int64(len(b))
+	f.read, f.answered = read, true
+	f.side.putHead(int64(len(b)), x.Head())
+	if f.kind, f.left = http1.Counted, int64(len(b)); x.Head() {
+		b = nil
 	}
-	l.out = out[:0]
-	if !f.client.send(out, nil) {
-		f.clientBroke()
-		return
+	f.phase = relaying
+	if f.pass(b, len(b) == 0); f.phase == relaying {
+		f.arm()
 	}
-	f.over(read)
 }
 
 // over ends the exchange once all is written. clean says that the request was read whole and the answer given whole.
 func (f *flight) over(clean bool) {
-	c := f.client
-	f.goes = clean && !f.framing.Closing && !f.aborted && f.upload.done
-	if len(c.out) > 0 {
+	f.goes = clean && !f.aborted && f.upload.done
+	if !f.side.allSent() {
 		f.phase = draining
+		f.filled()
 		f.arm()
 		return
 	}
 	f.finish(f.goes)
 }
 
-// finish ends the exchange; the connection goes on, lingers, or is closed.
+// finish ends the exchange.
 func (f *flight) finish(goes bool) {
-	c, l := f.client, f.l
 	f.giveUp()
-	aborted, bare := f.aborted, f.framing.Bare
-	f.x.Finish(l.now)
-	l.e.server.InFlight.Add(-1)
-	c.flight, c.goneBy = nil, time.Time{}
+	aborted, side := f.aborted, f.side
+	f.x.Finish(f.l.now)
+	f.l.e.server.InFlight.Add(-1)
 	f.recycle()
-	switch {
-	case c.broken || aborted:
-		if bare {
-			reset(c.fd)
-		}
-		c.drop()
-	case goes:
-		c.next()
-	default:
-		c.linger()
-	}
+	side.finished(goes, aborted)
 }
 
 // breakOff ends the flight of a connection that is gone already. begun says that it counts as an exchange.
@@ -462,7 +462,7 @@ func (w *wish) place() {
 		w.lane.exit()
 		return
 	}
-	w.f.l.current = w.f.client.slot
+	w.f.serve()
 	w.f.wish = nil
 	w.f.connect(w.f.x.Endpoint)
 }
@@ -470,9 +470,7 @@ func (w *wish) place() {
 // given uses a connection that another exchange of the loop has no use for.
 func (w *wish) given(u *conn) {
 	f := w.f
-	set := f.x.Pool.Set
-	set.Cancel(f.x.Endpoint)
-	set.Begin(u.endpoint)
-	f.x.Endpoint, f.wish, u.reused = u.endpoint, nil, true
+	relay.Moved(f.x, u.endpoint)
+	f.wish, u.reused = nil, true
 	f.use(u)
 }

@@ -26,6 +26,7 @@ type loop struct {
 	events [maxEvents]unix.EpollEvent
 	iov    [2]unix.Iovec
 	now    time.Time
+	began  time.Time // of the turn
 	wheel  wheel
 	calls  calls
 
@@ -34,7 +35,11 @@ type loop struct {
 	raw    []byte // what is read for crypto/tls
 	sealed []byte // what crypto/tls has made of out
 	buffers
-	flights []*flight // free ones
+	flights     []*flight // free ones
+	streams     []*h2stream
+	spareStream *h2stream // for the next request over HTTP/2
+	due         []ref     // clients of HTTP/2 that are looked at at the turn's end
+	dueNext     []ref
 
 	clients   int
 	listeners []uint32 // slots
@@ -44,11 +49,13 @@ type loop struct {
 	lanes     map[*upstream.Pool]*lane
 	last      *lane // the one used last
 	released  []*conn
+	judging   []sender // what goes through the pipeline in this turn
 	sending   []sender // what goes upstream after the next wait
 	spare     []sender
 	sweeping  timer
-	current   uint32 // the slot being served, for what a panic must close
-	ending    bool   // no listener any more: ends with the last client
+	current   uint32  // the slot being served, for what a panic must close
+	serving   *flight // of it, while nothing else of its client is touched
+	ending    bool    // no listener any more: ends with the last client
 
 	mail mailbox
 	*pulse
@@ -73,14 +80,16 @@ type slot struct {
 	fd       int32 // -1 = free
 }
 
-// listener is a listening socket; tls nil means plain.
+// listener is a listening socket; tls nil means plain. The last of the loops that take connections from it closes it.
 type listener struct {
 	fd     int32
 	tls    *tls.Config
 	altSvc string
+	loops  atomic.Int32
+	close  func() error
 }
 
-// sender is a flight that is about to get a connection, if it still is at its attempt gen.
+// sender is a flight that is about to be judged or to get a connection, if it still is at its attempt gen.
 type sender struct {
 	f   *flight
 	gen uint32
@@ -128,8 +137,8 @@ func (l *loop) readMail() {
 }
 
 func newLoop(e *Engine, p *pulse) (*loop, error) {
-	l := &loop{e: e, pulse: p, in: make([]byte, readSize), raw: make([]byte, readSize), out: make([]byte, 0, bigSize), lanes: map[*upstream.Pool]*lane{}, now: time.Now()}
-	l.wheel.base = l.now
+	l := &loop{e: e, pulse: p, in: make([]byte, readSize), raw: make([]byte, readSize), out: make([]byte, 0, bigSize), lanes: map[*upstream.Pool]*lane{}, began: time.Now()}
+	l.now, l.wheel.base = l.began, l.began
 	l.resume.fire, l.sweeping.fire = l.resumeAccepting, l.sweep
 	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
@@ -169,9 +178,9 @@ func (l *loop) leave(i uint32) {
 	l.free = append(l.free, i)
 }
 
-// clock reads the time anew.
+// clock reads the time anew. Within a turn it goes on from the turn's beginning, which spares the look at the wall's clock.
 func (l *loop) clock() time.Time {
-	l.now = time.Now()
+	l.now = l.began.Add(time.Since(l.began))
 	return l.now
 }
 
@@ -180,15 +189,16 @@ func (l *loop) run() {
 	runtime.LockOSThread() // no UnlockOSThread: the thread ends with the loop
 	for !l.ending || l.clients > 0 {
 		n := 0
-		if len(l.again)+len(l.sending) > 0 || l.awaited() {
-			n = l.poll()
+		if len(l.again)+len(l.judging)+len(l.sending)+len(l.due) > 0 || l.awaited() {
+			n = l.poll(0)
 		} else {
 			n = l.sleep(l.wheel.wait(l.now))
 		}
-		began := l.clock()
-		l.busySince.Store(began.UnixNano())
+		l.began = time.Now()
+		l.now = l.began
+		l.busySince.Store(l.began.UnixNano())
 		l.turn(n)
-		if took := l.clock().Sub(began); took > time.Duration(l.longest.Load()) {
+		if took := l.clock().Sub(l.began); took > time.Duration(l.longest.Load()) {
 			l.longest.Store(int64(took))
 		}
 	}
@@ -217,20 +227,71 @@ func (l *loop) turn(n int) {
 			l.again = todo[:0]
 		}
 	}
+	l.judge()
 	for !l.guarded(func() { l.wheel.advance(l.now) }) {
+	}
+	due := l.due
+	l.due = l.dueNext[:0]
+	for _, r := range due {
+		l.guarded(func() { l.flush(r, n > 0) })
+	}
+	l.dueNext = due
+}
+
+// flush sends what has come for a client of HTTP/2. busy says that the next turn, which comes at once then, may bring more.
+func (l *loop) flush(r ref, busy bool) {
+	s := &l.slots[r.slot]
+	switch {
+	case s.gen != r.gen || s.client == nil || s.client.h2 == nil:
+	case busy && s.client.h2.hold():
+		l.due = append(l.due, r)
+	default:
+		l.attend(r.slot)
+		s.client.h2.flush()
 	}
 }
 
 // guarded says whether do went well. After a panic the connection that was being served is closed.
 func (l *loop) guarded(do func()) (ok bool) {
-	l.current = 0
+	l.attend(0)
 	defer func() {
 		if fault := recover(); fault != nil {
 			l.e.opts.Log.Error("panic on a connection", "panic", fault, "stack", string(debug.Stack()))
 			l.sealed = l.sealed[:0] // it is nobody else's
-			if c := l.slots[l.current].client; c != nil {
-				c.drop()
-			}
+			l.afterFault()
+		}
+	}()
+	do()
+	return true
+}
+
+// attend says what a panic from here on costs.
+func (l *loop) attend(slot uint32) { l.current, l.serving = slot, nil }
+
+// afterFault closes what was being served: the stream of HTTP/2 alone if the fault was in its exchange, else the connection.
+// Should that fail as well, what was held for it is lost, and nothing more.
+func (l *loop) afterFault() {
+	c := l.slots[l.current].client
+	if c == nil {
+		return
+	}
+	if f := l.serving; f != nil && c.h2 != nil && c.h2.codec.Sound() {
+		if s, ok := f.side.(*h2stream); ok && s.h == c.h2 && l.attempt(func() { c.h2.touch(); s.breakOff() }) {
+			l.later(c)
+			return
+		}
+	}
+	if !l.attempt(c.drop) && c.fd >= 0 {
+		unix.Close(int(c.fd))
+		c.forget()
+	}
+}
+
+// attempt says whether do went well.
+func (l *loop) attempt(do func()) (ok bool) {
+	defer func() {
+		if fault := recover(); fault != nil {
+			l.e.opts.Log.Error("panic after a panic", "panic", fault, "stack", string(debug.Stack()))
 		}
 	}()
 	do()
@@ -255,6 +316,39 @@ func (l *loop) quiet(n int) {
 		}
 	}
 	l.released = l.released[:0]
+}
+
+// abreast is how many exchanges go through the pipeline side by side. Each looks up what is in no cache, and while the memory of
+// one is on its way, the others go on. Too many would push each other out of the cache.
+const abreast = 16
+
+// judge takes what has come in this turn through the pipeline.
+func (l *loop) judge() {
+	for todo := l.judging; len(todo) > 0; {
+		some := todo[:min(abreast, len(todo))]
+		todo = todo[len(some):]
+		for len(some) > 0 {
+			some = l.stepAll(some)
+		}
+	}
+	l.judging = l.judging[:0]
+}
+
+// stepAll takes each a step further. It gives those that have another one before them, in the place of the others.
+func (l *loop) stepAll(all []sender) (more []sender) {
+	more = all[:0]
+	at := 0
+	for !l.guarded(func() {
+		for at < len(all) {
+			s := all[at]
+			at++ // whatever happens: it is not called again
+			if s.f.gen == s.gen && s.f.phase == judged && s.f.judge() {
+				more = append(more, s)
+			}
+		}
+	}) {
+	}
+	return more
 }
 
 // awaited says whether somebody waits in line for what was laid aside. Who comes into the line from now on wakes the loop.
@@ -289,7 +383,7 @@ func (l *loop) event(r ref, events uint32) {
 	switch {
 	case s.client != nil:
 		c := s.client
-		l.current = r.slot
+		l.attend(r.slot)
 		c.ended = c.ended || ended
 		c.broken = c.broken || events&(unix.EPOLLHUP|unix.EPOLLERR) != 0
 		if events&unix.EPOLLIN != 0 || ended {
@@ -311,7 +405,7 @@ func (l *loop) event(r ref, events uint32) {
 			u.canRead = true
 		}
 		if f := u.flight; f != nil {
-			l.current = f.client.slot
+			f.serve()
 			f.upstreamReady(events&unix.EPOLLOUT != 0)
 		}
 	case s.listener != nil:
@@ -331,7 +425,7 @@ func (l *loop) later(c *client) {
 
 func (l *loop) goOn(r ref) {
 	if s := &l.slots[r.slot]; s.gen == r.gen && s.client != nil {
-		l.current = r.slot
+		l.attend(r.slot)
 		s.client.queued = false
 		s.client.goOn()
 	}
@@ -421,8 +515,11 @@ func (l *loop) end() {
 	for _, at := range l.listeners {
 		for l.accept(at) {
 		}
-		unix.Close(int(l.slots[at].fd))
-		l.leave(at)
+		on := l.slots[at].listener
+		_ = unix.EpollCtl(int(l.ep), unix.EPOLL_CTL_DEL, int(on.fd), nil) // another process may have it open still
+		if l.leave(at); on.loops.Add(-1) == 0 {
+			_ = on.close()
+		}
 	}
 	l.listeners, l.ending = nil, true
 }
@@ -443,6 +540,9 @@ func (l *loop) close() {
 		if f.x != nil {
 			l.e.server.Release(f.x)
 		}
+	}
+	if s := l.spareStream; s != nil {
+		l.e.server.Release(s.flight.x)
 	}
 	unix.Close(int(l.mail.fd))
 	unix.Close(int(l.ep))

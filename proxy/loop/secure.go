@@ -74,9 +74,7 @@ func (s *secure) shake() {
 	case s.failed != nil || c.broken:
 		c.drop()
 	case s.conn.ConnectionState().NegotiatedProtocol == "h2":
-		s.keep()
-		c.state = waiting
-		c.handOver(nil)
+		c.speakHTTP2()
 	default:
 		c.wait()
 		c.readHead()
@@ -173,6 +171,7 @@ func (s *secure) decrypt(b []byte) (n int, more bool) {
 			c.canRead = false
 			return n, true
 		default:
+			c.mute = c.mute || n == 0 && errors.Is(err, io.EOF)
 			return n, n > 0 // the error comes again
 		}
 	}

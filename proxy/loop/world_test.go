@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -36,7 +37,7 @@ upstreams:
 
 func compile(t testing.TB, number uint64, up, pool string) *program.Program {
 	t.Helper()
-	doc := strings.NewReplacer("UP", up, "POOL", pool).Replace(document)
+	doc := strings.NewReplacer("[UP]", "["+up+"]", "{POOL}", "{"+pool+"}").Replace(document)
 	cfg, problems := snapshot.Decode([]snapshot.File{{Name: "doc.yaml", Data: []byte(doc)}}, snapshot.Loopback())
 	if err := problems.Err(); err != nil {
 		t.Fatal(err)
@@ -53,6 +54,8 @@ func compile(t testing.TB, number uint64, up, pool string) *program.Program {
 }
 
 type nobody struct{}
+
+func (nobody) Foresee(*proxy.Credentials) {}
 
 func (nobody) Authenticate(*proxy.Credentials, *proxy.Identity, time.Time) (reason.Reason, <-chan struct{}) {
 	return reason.AuthUnavailable, nil
@@ -71,7 +74,7 @@ func start(t testing.TB, up, pool string, o Options) *world {
 	t.Helper()
 	w := &world{t: t}
 	w.server = proxy.New(proxy.Options{Auth: nobody{}, Limits: callers.NewLimiter(time.Now()), Upstream: upstream.Options{Allow: snapshot.Loopback()}})
-	if err := w.server.Apply(compile(t, 1, up, pool), 1); err != nil {
+	if err := w.server.Apply(compile(t, 1, up, pool)); err != nil {
 		t.Fatal(err)
 	}
 	if o.HardStop == 0 {
@@ -139,12 +142,19 @@ func (w *world) check() {
 func (l *loop) faults() (all []string) {
 	say := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
 	clients, held := 0, map[*lane]int{}
+	streams := map[*h2stream]bool{}
 	flights := map[*flight]bool{}
 	for _, f := range l.flights {
 		if f.client != nil || f.conn != nil || f.wish != nil || flights[f] {
 			say("a free flight belongs to somebody")
 		}
 		flights[f] = true
+	}
+	for _, s := range l.streams {
+		if s.h != nil || s.flight != nil || s.errand != nil || s.timer.at != 0 || streams[s] {
+			say("a free stream belongs to somebody")
+		}
+		streams[s] = true
 	}
 	idle := map[*conn]bool{}
 	for _, a := range l.lanes {
@@ -180,6 +190,20 @@ func (l *loop) faults() (all []string) {
 			f := c.flight
 			if (f != nil) != (c.state == heading || c.state == busy) {
 				say("a client in state %d with flight %v", c.state, f != nil)
+			}
+			if (c.h2 != nil) != (c.state == framed) {
+				say("a client in state %d with HTTP/2 %v", c.state, c.h2 != nil)
+			}
+			if c.h2 != nil {
+				for _, f := range c.h2.faults(say, streams) {
+					if f.client != c || flights[f] {
+						say("a flight with two owners")
+					}
+					flights[f] = true
+					if f.phase == resolving {
+						held[f.lane]++
+					}
+				}
 			}
 			if f != nil {
 				if f.client != c || flights[f] {
@@ -222,6 +246,40 @@ func (l *loop) faults() (all []string) {
 		} else {
 			seen[p] = true
 		}
+	}
+	return all
+}
+
+// queuedByTheLoop says whether this turn or the next will go on with the flight.
+func (f *flight) queuedByTheLoop() bool {
+	return f.phase == sending || f.phase == judged && slices.Contains(f.l.judging, sender{f, f.gen})
+}
+
+// faults looks at the streams of a connection and gives their flights.
+func (h *h2conn) faults(say func(string, ...any), streams map[*h2stream]bool) (all []*flight) {
+	held := map[*h2stream]bool{}
+	for s := range h.codec.Held {
+		s := s.Owner.(*h2stream)
+		held[s] = true
+		if s.h != h || streams[s] || (s.flight != nil) == (s.errand != nil) {
+			say("a stream with two owners, or none")
+		}
+		if streams[s] = true; s.flight != nil {
+			all = append(all, s.flight)
+			if s.flight.side != s || s.timer.at == 0 && !s.flight.queuedByTheLoop() {
+				say("a stream whose flight doesn't know it, or has no time")
+			}
+		}
+	}
+	for _, line := range [][]*h2stream{h.eager, h.line} {
+		for _, s := range line {
+			if !held[s] {
+				say("a stream is waited for that has ended")
+			}
+		}
+	}
+	if h.codec.Streams() == 0 && h.open && len(h.c.out) == 0 && !h.due {
+		say("a connection at rest holds a buffer")
 	}
 	return all
 }

@@ -93,9 +93,9 @@ func codeName(i int) string {
 }
 
 // withOther lists the keys with their numbers, and "other" as number 0.
-func withOther(t *table[pair]) map[pair]int {
+func withOther(t *table) map[pair]int {
 	all := map[pair]int{{other, other}: 0}
-	for k, p := range *t.keys.Load() {
+	for k, p := range t.keys.Load().all {
 		all[k] = p.number
 	}
 	return all

@@ -50,8 +50,8 @@ const (
 type Meter struct {
 	code   [600]uint8
 	bounds []time.Duration
-	routes *table[pair]
-	called *table[pair]
+	routes *table
+	called *table
 	mask   uint32
 	shards []shard
 
@@ -108,8 +108,8 @@ func New() *Meter {
 	for int(n) < 4*runtime.GOMAXPROCS(0) && n < 64 {
 		n *= 2
 	}
-	m := &Meter{bounds: bounds(), routes: newTable[pair](maxRoutes), called: newTable[pair](maxCallers), mask: n - 1, shards: make([]shard, n),
-		seed: maphash.MakeSeed(), services: kind{ids: newTable[pair](maxStrata)}, hosts: kind{ids: newTable[pair](maxStrata)}}
+	m := &Meter{bounds: bounds(), routes: newTable(maxRoutes), called: newTable(maxCallers), mask: n - 1, shards: make([]shard, n),
+		seed: maphash.MakeSeed(), services: kind{ids: newTable(maxStrata)}, hosts: kind{ids: newTable(maxStrata)}}
 	for status := range m.code {
 		m.code[status] = uint8(len(codes()) + min(max(status/100, 1), 5) - 1)
 	}
@@ -192,7 +192,7 @@ func (m *Meter) bucket(d time.Duration) int {
 }
 
 func limited(why reason.Reason) bool {
-	return why == reason.RateTenant || why == reason.RateConsumer || why == reason.RateUser
+	return why == reason.RateTenant || why == reason.RateConsumer || why == reason.RateUser || why == reason.QuotaConsumer
 }
 
 // tally sorts an exchange by whose failure it was. The client's own mistakes are nobody's failure.
@@ -205,7 +205,7 @@ func tally(c *report.Counts, r *proxy.Record) {
 		c.Shed++
 	case why == reason.NoRoute || why == reason.MethodNotAllowed:
 		c.NoRoute++
-	case why >= reason.TokenMissing && why <= reason.ScopeMissing:
+	case why >= reason.TokenMissing && why <= reason.ConsumerRefused:
 		c.Auth++
 	case why == reason.None && (r.Status == 404 || r.Status == 405 || r.Status == 410):
 		c.Missing++
@@ -237,9 +237,25 @@ func (m *Meter) Window(now time.Time) Window {
 		s.mu.Unlock()
 	}
 	w.Services, w.Hosts = m.services.told(&services), m.hosts.told(&hosts)
+	m.watch(services.watched(), hosts.watched())
 	if now.Sub(m.expired) > time.Minute {
 		m.expired = now
 		m.expire(now.Add(-idle))
 	}
 	return w
+}
+
+// watch lets every shard count these clients, each of which has had some of their connections.
+func (m *Meter) watch(services, hosts map[int][]uint64) {
+	for i := range m.shards {
+		s := &m.shards[i]
+		s.mu.Lock()
+		for n, clients := range services {
+			at(&s.services, n).heavy.watch(clients)
+		}
+		for n, clients := range hosts {
+			at(&s.hosts, n).heavy.watch(clients)
+		}
+		s.mu.Unlock()
+	}
 }

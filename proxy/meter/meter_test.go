@@ -204,6 +204,41 @@ func TestStrataAddUpToTheWindowAndTellColdAndHeavyApart(t *testing.T) {
 	}
 }
 
+// A client that makes most of the traffic must be seen to, though it fails late in every window: it would seem to be one of
+// many, and be set aside.
+func TestAClientThatHasFailedIsCountedFromTheWindowsBeginning(t *testing.T) {
+	m := New()
+	ask := func(user string, status int) {
+		r := record(status, reason.None)
+		r.Service, r.Host, r.User = "orders", "api.acme.example", user
+		m.Record(r)
+	}
+	window := func(most string) report.Stratum {
+		for i := range 200 {
+			ask(most, 200)
+			ask(fmt.Sprint("user", i%50), 200)
+		}
+		for range 2 {
+			ask(most, 502)
+		}
+		return find(m.Window(time.Now()).Services, "orders")
+	}
+	if first := window("one"); first.Heavy == nil || first.Heavy.Requests != 2 {
+		t.Errorf("before it was known: %+v", first.Heavy)
+	}
+	for range 3 {
+		if s := window("one"); s.Heavy == nil || s.Heavy.Requests != 202 || s.Heavy.Upstream != 2 {
+			t.Errorf("once it is: %+v", s.Heavy)
+		}
+	}
+	for i := range 20 { // others take its place, and the places stay as many
+		window(fmt.Sprint("other", i))
+	}
+	if s := window("one"); s.Heavy == nil || s.Heavy.Requests != 2 {
+		t.Errorf("after it had been away: %+v", s.Heavy)
+	}
+}
+
 func TestStrataAreBoundedAndTheLargestAreTold(t *testing.T) {
 	m := New()
 	for i := range 20_000 {

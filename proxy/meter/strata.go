@@ -1,7 +1,10 @@
 package meter
 
 import (
+	"cmp"
 	"hash/maphash"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/cellgate/cellgate/proxy"
@@ -14,13 +17,14 @@ const (
 	maxStrata  = 128
 	toldStrata = 32
 	maxHeavy   = 8
+	maxWatched = maxHeavy / 2
 	// lately is what is left of a stratum's traffic after one window when it is ranked, so that the places don't flicker.
 	lately = 0.98
 )
 
 // kind is one way of dividing the traffic into strata.
 type kind struct {
-	ids *table[pair]
+	ids *table
 	// weight by number is the traffic lately. Written by: Window.
 	weight [maxStrata + 1]float64
 }
@@ -43,8 +47,8 @@ func (s *stratum) count(one *report.Counts, r *proxy.Record, client uint64) {
 	s.heavy.count(one, client)
 }
 
-// heavy finds the client with the most failures: maxHeavy places, each with what its client did since it first failed.
-// When all are taken the newcomer begins in the place with the fewest failures.
+// heavy finds the client with the most failures: maxHeavy places, each with what its client did since it first failed, or
+// since the window began if it is watched. When all are taken the newcomer begins in the place with the fewest failures.
 type heavy struct {
 	used   int
 	client [maxHeavy]uint64
@@ -61,6 +65,16 @@ func (h *heavy) count(one *report.Counts, client uint64) {
 	}
 	if failed {
 		h.enter(one, client)
+	}
+}
+
+// watch gives clients places, as long as there are any.
+func (h *heavy) watch(clients []uint64) {
+	for _, c := range clients {
+		if h.used < maxHeavy && !slices.Contains(h.client[:h.used], c) {
+			h.client[h.used], h.counts[h.used] = c, report.Counts{}
+			h.used++
+		}
 	}
 }
 
@@ -171,7 +185,7 @@ func (s *stratum) add(b *stratum) {
 func (k *kind) told(t *sums) []report.Stratum {
 	var heavies [maxStrata + 1]report.Counts
 	for at, c := range t.clients {
-		if heavier(c, heavies[at.stratum]) {
+		if heavier(c, heavies[at.stratum]) < 0 {
 			heavies[at.stratum] = c
 		}
 	}
@@ -195,12 +209,24 @@ func (k *kind) told(t *sums) []report.Stratum {
 	return report.Heaviest(out, toldStrata, func(s report.Stratum) float64 { return k.weight[names[pair{"", s.ID}]] })
 }
 
-// heavier says that a client failed more often than another, and decides draws.
-func heavier(a, b report.Counts) bool {
-	if a.Failed() != b.Failed() {
-		return a.Failed() > b.Failed()
+// heavier puts the client that failed more often first, and decides draws.
+func heavier(a, b report.Counts) int {
+	return cmp.Or(cmp.Compare(b.Failed(), a.Failed()), cmp.Compare(b.Requests, a.Requests))
+}
+
+// watched are the clients by stratum that are counted from the next window's beginning on, whether they fail at once or not:
+// the heaviest of this one and of those before it, as long as they come.
+func (t *sums) watched() map[int][]uint64 {
+	all := slices.SortedFunc(maps.Keys(t.clients), func(a, b clientOf) int {
+		return cmp.Or(heavier(t.clients[a], t.clients[b]), cmp.Compare(a.client, b.client))
+	})
+	out := map[int][]uint64{}
+	for _, at := range all {
+		if t.clients[at].Requests > 0 && len(out[at.stratum]) < maxWatched {
+			out[at.stratum] = append(out[at.stratum], at.client)
+		}
 	}
-	return a.Requests > b.Requests
+	return out
 }
 
 // expire gives the numbers away that nobody asked for since the time.

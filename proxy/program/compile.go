@@ -3,7 +3,9 @@ package program
 import (
 	"cmp"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"hash"
@@ -11,19 +13,20 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"unsafe"
 
 	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/proxy/route"
+	"github.com/cellgate/cellgate/proxy/transform"
 	"github.com/cellgate/cellgate/snapshot"
 )
 
 // shard is one host shard compiled. The table depends on the shard's content alone, the routes also on the order of
 // upstreams and policies.
 type shard struct {
-	digest   snapshot.Digest
-	table    *route.Table
-	routes   []Route
-	branches []Branch // what Route.Branches points into
+	digest snapshot.Digest
+	table  *route.Table
+	routes []Route
 }
 
 var errProgram = errors.New("program: the snapshot cannot be compiled")
@@ -38,8 +41,9 @@ func Compile(s *snapshot.Snapshot, prev *Program) (*Program, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Program{Number: s.Manifest.Number, Checksum: s.Manifest.Checksum, Policies: shared.Policies}
+	p := &Program{Number: s.Manifest.Number, Checksum: s.Manifest.Checksum, Policies: shared.Policies, applied: applied(shared.Policies)}
 	p.Upstreams = withDefaults(shared.Upstreams)
+	p.Fallbacks = fallbacks(shared.Upstreams)
 	if err := p.compileCallers(s, shared, prev); err != nil {
 		return nil, err
 	}
@@ -50,11 +54,25 @@ func Compile(s *snapshot.Snapshot, prev *Program) (*Program, error) {
 	return p, p.compileIndex(shared.Tenants)
 }
 
+func fallbacks(upstreams []snapshot.Upstream) map[int]int {
+	at, all := map[string]int{}, map[int]int{}
+	for i, u := range upstreams {
+		at[u.ID] = i
+	}
+	for i, u := range upstreams {
+		if to, ok := at[u.Fallback]; ok {
+			all[i] = to
+		}
+	}
+	return all
+}
+
 func withDefaults(upstreams []snapshot.Upstream) []snapshot.Upstream {
 	pool := snapshot.DefaultPool()
 	for i := range upstreams {
 		u := &upstreams[i]
 		u.Balance = cmp.Or(u.Balance, snapshot.DefaultBalance)
+		u.Protocol = cmp.Or(u.Protocol, snapshot.DefaultProtocol)
 		u.Pool.MaxConnections = cmp.Or(u.Pool.MaxConnections, pool.MaxConnections)
 		u.Pool.MaxPending = cmp.Or(u.Pool.MaxPending, pool.MaxPending)
 	}
@@ -64,13 +82,18 @@ func withDefaults(upstreams []snapshot.Upstream) []snapshot.Upstream {
 // compileCallers fills Consumers and Identity; the identity of an unchanged shard is prev's, so that what is cached by its
 // verifiers stays valid.
 func (p *Program) compileCallers(s *snapshot.Snapshot, shared *snapshot.Config, prev *Program) error {
-	plans := map[string]uint64{}
+	plans := map[string]snapshot.Plan{}
 	for _, plan := range shared.Plans {
-		plans[plan.ID] = plan.RatePerSec
+		plans[plan.ID] = plan
 	}
-	p.rates = make(map[string]uint64, len(shared.Consumers))
+	compiled := map[string]*Plan{}
+	p.plans = make(map[string]*Plan, len(shared.Consumers))
 	for _, c := range shared.Consumers {
-		p.rates[c.ID] = plans[c.Plan]
+		if compiled[c.Plan] == nil {
+			plan := planOf(plans[c.Plan])
+			compiled[c.Plan] = &plan
+		}
+		p.plans[c.ID] = compiled[c.Plan]
 		p.Consumers = append(p.Consumers, Consumer{ID: c.ID})
 	}
 	for _, ref := range s.Manifest.Shards {
@@ -97,8 +120,13 @@ func namesOf(shared *snapshot.Config) snapshot.Digest {
 		writeName(h, u.ID)
 	}
 	writeName(h, "")
-	for _, p := range shared.Policies {
-		writeName(h, p.ID)
+	for i := range shared.Policies {
+		writeName(h, shared.Policies[i].ID)
+		writeName(h, shared.Policies[i].Kind()+shared.Policies[i].Mode) // by which a route's policies are told apart
+		if t := shared.Policies[i].Transform; t != nil {                // and this is what terms hold
+			raw, _ := json.Marshal(t) // it is what was read
+			writeName(h, string(raw))
+		}
 	}
 	return snapshot.Digest(hex.EncodeToString(h.Sum(nil)))
 }
@@ -112,6 +140,7 @@ func (p *Program) compileShards(s *snapshot.Snapshot, names *resolver, prev *Pro
 			have[sh.digest] = sh
 		}
 	}
+	var made []*shard
 	for _, ref := range s.Manifest.Shards {
 		if !strings.HasPrefix(ref.Key, snapshot.HostPrefix) {
 			continue
@@ -130,8 +159,9 @@ func (p *Program) compileShards(s *snapshot.Snapshot, names *resolver, prev *Pro
 		if err != nil {
 			return fmt.Errorf("%s: %w", ref.Key, err)
 		}
-		p.shards = append(p.shards, compiled)
+		p.shards, made = append(p.shards, compiled), append(made, compiled)
 	}
+	p.pack(made, have)
 	return nil
 }
 
@@ -144,13 +174,21 @@ func compileShard(digest snapshot.Digest, blob []byte, names *resolver, old *sha
 	} else {
 		b = route.NewBuilder()
 	}
+	seen := terms{}
 	err := snapshot.ReadRoutes(blob, func(r *snapshot.Route, record string) error {
 		if b != nil {
 			if err := b.Add(r); err != nil {
 				return fmt.Errorf("%w: %w", errProgram, err)
 			}
 		}
-		return sh.add(r, record, names)
+		t, err := seen.of(r, names)
+		if err != nil {
+			return err
+		}
+		h := fnv.New64a()
+		_, _ = io.WriteString(h, record) // it never fails
+		sh.routes = append(sh.routes, Route{r.ID, t, h.Sum64()})
+		return nil
 	})
 	if err != nil {
 		return nil, err
@@ -158,55 +196,117 @@ func compileShard(digest snapshot.Digest, blob []byte, names *resolver, old *sha
 	if b != nil {
 		sh.table = b.Table()
 	}
-	sh.link()
 	return sh, nil
 }
 
-// add appends the compiled route; its Branches are counted only, until link.
-func (sh *shard) add(r *snapshot.Route, record string, names *resolver) error {
-	h := fnv.New64a()
-	_, _ = io.WriteString(h, record) // it never fails
-	to := Route{
-		definition: h.Sum64(), ID: r.ID, Owner: r.Owner, Sticky: r.Sticky, Policy: -1, Limits: r.Limits,
-		Timeout:  cmp.Or(r.Timeout, snapshot.DefaultTimeout),
-		Retry:    Retry{Attempts: r.Retry.Attempts, On: conditions(r.Retry.Conditions)},
-		Priority: cmp.Or(r.Priority, cells.PriorityNormal),
-	}
-	first := len(sh.branches)
-	if r.Upstream != "" {
-		sh.branches = append(sh.branches, Branch{names.upstream(r.Upstream), 1})
-	}
-	for _, d := range r.Split {
-		sh.branches = append(sh.branches, Branch{names.upstream(d.Upstream), d.Weight})
-	}
-	if r.Auth != "" {
-		to.Policy = names.policy(r.Auth)
-		if to.Policy < 0 {
-			return fmt.Errorf("%w: route %q names no policy %q", errProgram, r.ID, r.Auth)
+// pack lets what the shards hold lie side by side: routes, their ids, and the tables that no earlier program has. A shard that
+// goes on in later programs keeps all of it, which is as much again at the most.
+func (p *Program) pack(shards []*shard, earlier map[snapshot.Digest]*shard) {
+	var tables []*route.Table
+	var ids strings.Builder
+	n := 0
+	for _, sh := range shards {
+		if n += len(sh.routes); earlier[sh.digest] == nil {
+			tables = append(tables, sh.table)
+		}
+		for i := range sh.routes {
+			ids.WriteString(sh.routes[i].ID)
 		}
 	}
-	for _, b := range sh.branches[first:] {
-		if b.Upstream < 0 {
-			return fmt.Errorf("%w: route %q names an upstream that is not there", errProgram, r.ID)
+	all, text := make([]Route, 0, n), ids.String()
+	for _, sh := range shards {
+		at := len(all)
+		all = append(all, sh.routes...)
+		sh.routes = all[at:len(all):len(all)]
+		for i := range sh.routes {
+			size := len(sh.routes[i].ID)
+			sh.routes[i].ID, text = text[:size], text[size:]
 		}
 	}
-	if len(sh.branches) == first {
-		return fmt.Errorf("%w: route %q has no upstream", errProgram, r.ID)
-	}
-	to.Branches = sh.branches[first:]
-	sh.routes = append(sh.routes, to)
-	return nil
+	p.fresh = [][]byte{route.Pack(tables), unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(all))), n*int(unsafe.Sizeof(Route{})))}
 }
 
-// link points every route's Branches into the one array, which has moved while it grew.
-func (sh *shard) link() {
-	at := 0
-	for i := range sh.routes {
-		n := len(sh.routes[i].Branches)
-		sh.routes[i].Branches = sh.branches[at : at+n : at+n]
-		at += n
+// Fresh is the memory of what this compilation has made, to be looked at by nobody: its pages may be asked to be large.
+func (p *Program) Fresh() [][]byte { return p.fresh }
+
+// terms are the different ones of a shard.
+type terms map[termsKey]*Terms
+
+type termsKey struct {
+	Settings
+	branches string // eight bytes each
+	policies string // ids
+	path     string // of the route, where one of them rewrites it
+}
+
+// of gives the terms of a route, the same for all routes that say the same.
+func (m terms) of(r *snapshot.Route, names *resolver) (*Terms, error) {
+	s := Settings{
+		Owner: r.Owner, Sticky: r.Sticky, Policy: -1, CORS: -1, Decision: -1, Limits: r.Limits,
+		Timeout:  cmp.Or(r.Timeout, snapshot.DefaultTimeout),
+		Retry:    Retry{Attempts: r.Retry.Attempts, On: conditions(r.Retry.Conditions)},
+		Priority: cmp.Or(r.Priority, cells.PriorityNormal), Hedge: r.Hedge,
 	}
-	sh.routes = slices.Clip(sh.routes)
+	if r.Auth != "" {
+		if s.Policy = names.policy(r.Auth); s.Policy < 0 {
+			return nil, fmt.Errorf("%w: route %q names no policy %q", errProgram, r.ID, r.Auth)
+		}
+	}
+	rules, shadows, transforms, rewritten, err := s.policies(r, names)
+	if err != nil {
+		return nil, fmt.Errorf("route %q: %w", r.ID, err)
+	}
+	var room [8]Branch
+	branches := room[:0]
+	if r.Upstream != "" {
+		branches = append(branches, Branch{names.upstream(r.Upstream), 1})
+	}
+	for _, d := range r.Split {
+		branches = append(branches, Branch{names.upstream(d.Upstream), d.Weight})
+	}
+	var text []byte
+	for _, b := range branches {
+		if b.Upstream < 0 {
+			return nil, fmt.Errorf("%w: route %q names an upstream that is not there", errProgram, r.ID)
+		}
+		text = binary.LittleEndian.AppendUint64(text, uint64(b.Upstream)<<32|uint64(b.Weight))
+	}
+	if len(branches) == 0 {
+		return nil, fmt.Errorf("%w: route %q has no upstream", errProgram, r.ID)
+	}
+	key := termsKey{s, string(text), strings.Join(r.Policies, "\n"), rewritten}
+	if m[key] == nil {
+		s.own()
+		key.Settings, key.policies, key.path = s, strings.Clone(key.policies), strings.Clone(key.path)
+		m[key] = newTerms(s, branches, rules)
+		m[key].Shadows = shadows
+		if len(transforms) > 0 {
+			m[key].Edits = transform.Compile(transforms, &r.Match)
+		}
+	}
+	return m[key], nil
+}
+
+// termsOfOne are terms with the one branch that most have, side by side.
+type termsOfOne struct {
+	Terms
+	branch [1]Branch
+}
+
+func newTerms(s Settings, branches []Branch, rules []int32) *Terms {
+	of := Terms{Settings: s, Rules: rules, Tenant: rateOf(s.Limits.Tenant, s.Limits.Scope, s.Limits.OnStoreLoss), User: rateOf(s.Limits.User, s.Limits.Scope, s.Limits.OnStoreLoss)}
+	if len(branches) > 1 {
+		of.Branches = slices.Clone(branches)
+		return &of
+	}
+	t := &termsOfOne{of, [1]Branch(branches)}
+	t.Branches = t.branch[:]
+	return &t.Terms
+}
+
+// own takes the strings out of the blob that they lie in, which nothing else needs any longer.
+func (s *Settings) own() {
+	s.Owner, s.Sticky, s.Priority = strings.Clone(s.Owner), strings.Clone(s.Sticky), cells.Priority(strings.Clone(string(s.Priority)))
 }
 
 func conditions(names []string) Condition {
@@ -236,6 +336,16 @@ func (p *Program) compileIndex(tenants []snapshot.Tenant) error {
 	claims := map[string]int32{}
 	for i, t := range tenants {
 		p.tenants = append(p.tenants, t.ID)
+		if t.Limits.Rate.Requests > 0 {
+			if p.limited == nil {
+				p.limited, p.rates = map[string]snapshot.TenantLimits{}, map[string]*Rule{}
+			}
+			rate := rateOf(t.Limits.Rate, t.Limits.Scope, t.Limits.OnStoreLoss)
+			p.limited[t.ID], p.rates[t.ID] = t.Limits, &rate
+			if t.ID == snapshot.Platform {
+				p.all = &rate
+			}
+		}
 		for _, h := range t.Hosts {
 			claims[h] = int32(i)
 		}
@@ -249,10 +359,13 @@ func (p *Program) compileIndex(tenants []snapshot.Tenant) error {
 }
 
 // resolver turns ids into numbers.
-type resolver struct{ upstreams, policies map[string]int32 }
+type resolver struct {
+	shared              *snapshot.Config
+	upstreams, policies map[string]int32
+}
 
 func newResolver(shared *snapshot.Config) *resolver {
-	r := &resolver{map[string]int32{}, map[string]int32{}}
+	r := &resolver{shared, map[string]int32{}, map[string]int32{}}
 	for i, u := range shared.Upstreams {
 		r.upstreams[u.ID] = int32(i)
 	}

@@ -1,8 +1,11 @@
 package program
 
 import (
+	"cmp"
+
 	"github.com/cellgate/cellgate/proxy/route"
 	"github.com/cellgate/cellgate/reason"
+	"github.com/cellgate/cellgate/snapshot"
 )
 
 // Explanation is a look-up with the working shown.
@@ -16,7 +19,14 @@ type Explanation struct {
 	Route      string       `json:"route,omitempty"`
 	Owner      string       `json:"owner,omitempty"`
 	Auth       string       `json:"auth,omitempty"`
-	Upstreams  []Share      `json:"upstreams,omitempty"`
+	Policies   []string     `json:"policies,omitempty"`
+	Limits     *Limits      `json:"limits,omitempty"`
+	// Priority says who is shed first; Hedge that late reads are sent once more.
+	Priority string `json:"priority,omitempty"`
+	Hedge    bool   `json:"hedge,omitempty"`
+	// TenantRate is what all requests of the tenant share; empty = no limit.
+	TenantRate string  `json:"tenant_rate,omitempty"`
+	Upstreams  []Share `json:"upstreams,omitempty"`
 	// Reason and Status are set when no route takes the request.
 	Reason string `json:"reason,omitempty"`
 	Status int    `json:"status,omitempty"`
@@ -30,10 +40,19 @@ type Considered struct {
 	Outcome string `json:"outcome"`
 }
 
-// Share is one upstream of the route with its weight.
+// Limits are the route's, as documents write them; a consumer's plan comes on top.
+type Limits struct {
+	Tenant      string `json:"tenant,omitempty"`
+	User        string `json:"user,omitempty"`
+	Scope       string `json:"scope"`
+	OnStoreLoss string `json:"on_store_loss"`
+}
+
+// Share is one upstream of the route with its weight, and the rules of its use by name.
 type Share struct {
-	Upstream string `json:"upstream"`
-	Weight   uint32 `json:"weight"`
+	Upstream string            `json:"upstream"`
+	Weight   uint32            `json:"weight"`
+	Rules    map[string]string `json:"rules"`
 }
 
 // Explain shows how Lookup comes to its result.
@@ -51,12 +70,19 @@ func (p *Program) Explain(req *Request) Explanation {
 		e.Reason, e.Status, e.Allow = why.String(), why.Status(), m.Allow
 		return e
 	}
-	e.Route, e.Owner = m.Route.ID, m.Route.Owner
+	e.Route, e.Owner, e.Priority, e.Hedge = m.Route.ID, m.Route.Owner, string(m.Route.Priority), m.Route.Hedge
 	if m.Route.Policy >= 0 {
 		e.Auth = p.Policies[m.Route.Policy].ID
 	}
+	for _, i := range m.Route.Rules {
+		e.Policies = append(e.Policies, p.Policies[i].ID)
+	}
+	if l := m.Route.Limits; l != (snapshot.Limits{}) {
+		e.Limits = &Limits{l.Tenant.String(), l.User.String(), cmp.Or(l.Scope, "global"), cmp.Or(l.OnStoreLoss, "local_share")}
+	}
+	e.TenantRate = p.TenantLimits(m.Tenant).Rate.String()
 	for _, b := range m.Route.Branches {
-		e.Upstreams = append(e.Upstreams, Share{p.Upstreams[b.Upstream].ID, b.Weight})
+		e.Upstreams = append(e.Upstreams, Share{p.Upstreams[b.Upstream].ID, b.Weight, rules(&p.Upstreams[b.Upstream])})
 	}
 	return e
 }

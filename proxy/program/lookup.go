@@ -30,8 +30,17 @@ func (p *Program) tenant(n int32) string {
 	return p.tenants[n]
 }
 
-// Rate is what the consumer's plan gives it per second; 0 = no limit, or no such consumer.
-func (p *Program) Rate(consumer string) uint64 { return p.rates[consumer] }
+// Plan is the consumer's; nil if it has none.
+func (p *Program) Plan(consumer string) *Plan { return p.plans[consumer] }
+
+// PlatformRate is that of all tenants together; nil if there is none.
+func (p *Program) PlatformRate() *Rule { return p.all }
+
+// TenantRate is the tenant's own; nil if it has none.
+func (p *Program) TenantRate(tenant string) *Rule { return p.rates[tenant] }
+
+// TenantLimits are the tenant's own; zero if it has none.
+func (p *Program) TenantLimits(tenant string) snapshot.TenantLimits { return p.limited[tenant] }
 
 // Routes is the number of routes.
 func (p *Program) Routes() int {

@@ -10,7 +10,9 @@ import (
 	"time"
 
 	"github.com/cellgate/cellgate/cells"
+	"github.com/cellgate/cellgate/proxy/retry"
 	"github.com/cellgate/cellgate/proxy/route"
+	"github.com/cellgate/cellgate/proxy/transform"
 	"github.com/cellgate/cellgate/snapshot"
 )
 
@@ -19,32 +21,59 @@ type Program struct {
 	Number    uint64
 	Checksum  snapshot.Digest
 	Upstreams []snapshot.Upstream // sorted by id; Branch.Upstream indexes it
+	Fallbacks map[int]int         // upstreams by their number: which one is asked while the breakers of another are open
 	Policies  []snapshot.Policy   // sorted by id; Route.Policy indexes it
 	Consumers []Consumer          // sorted by id
 	Identity  Identity            // CompileIdentity over policies and consumers
 
-	rates   map[string]uint64 // of the consumers' plans, by consumer
+	applied []Applied        // what Policies come to, by the same numbers
+	plans   map[string]*Plan // by consumer
 	index   *route.Index
 	shards  []*shard // in the order of the index's tables
 	tenants []string
-	names   snapshot.Digest // of the ids that compiled routes refer to by number
-	callers snapshot.Digest // of the policies and consumers that Identity was compiled from
+	limited map[string]snapshot.TenantLimits // of the tenants that have some
+	rates   map[string]*Rule                 // what they come to
+	all     *Rule                            // of all tenants together; nil = no limit
+	names   snapshot.Digest                  // of the ids that compiled routes refer to by number
+	fresh   [][]byte                         // the memory of what this compilation has made
+	callers snapshot.Digest                  // of the policies and consumers that Identity was compiled from
 	reused  int
 }
 
-// Route is what the pipeline needs to know about the route that took a request.
+// Route is what the pipeline needs to know about the route that took a request. Half a cache line: a request seldom meets the
+// route of another one.
 type Route struct {
-	ID       string
-	Owner    string
+	ID string
+	*Terms
+
+	definition uint64 // hash of what the author wrote
+}
+
+// Terms are what a route says beside its pattern. Routes of a shard that say the same share them.
+type Terms struct {
+	Settings
 	Branches []Branch // one for a plain upstream; weights as the author wrote them
+	Rules    []int32  // indexes into Program.Policies of what is asked of an identified caller
+
+	Tenant, User Rule // what Limits come to
+
+	Shadows []int32 // indexes into Program.Policies of what is only tried
+
+	Edits *transform.Rules // nil = messages pass as they are
+}
+
+// Settings are the comparable part of terms.
+type Settings struct {
+	Owner    string
 	Sticky   string
 	Policy   int32 // index into Program.Policies; -1 = public
+	CORS     int32 // the same, of a route's CORS policy; -1 = none
+	Decision int32 // the same, of its decision policy
 	Timeout  time.Duration
 	Retry    Retry
 	Limits   snapshot.Limits
 	Priority cells.Priority
-
-	definition uint64 // hash of what the author wrote
+	Hedge    bool
 }
 
 // Branch is one destination of a route.
@@ -57,6 +86,12 @@ type Branch struct {
 type Retry struct {
 	Attempts int
 	On       Condition
+}
+
+// Rule is the same for the machine of attempts.
+func (r Retry) Rule() retry.Rule {
+	return retry.Rule{Attempts: r.Attempts, OnConnectFailure: r.On&OnConnectFailure != 0, OnReset: r.On&OnReset != 0,
+		On502: r.On&On502 != 0, On503: r.On&On503 != 0, On504: r.On&On504 != 0}
 }
 
 // Condition is a set of retry conditions.

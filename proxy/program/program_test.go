@@ -124,11 +124,11 @@ func TestTheTenantComesFromTheHostAlone(t *testing.T) {
 
 func TestConsumersAreFoundByKeyAndById(t *testing.T) {
 	p := compile(t, text(), nil)
-	if got := p.Rate("acme"); got != 50 {
-		t.Errorf("the plan of acme gives %d", got)
+	if got := p.Plan("acme").Rate.Rate; got != 50 {
+		t.Errorf("the plan of acme gives %v", got)
 	}
-	if got := p.Rate("nobody"); got != 0 {
-		t.Errorf("the plan of nobody gives %d", got)
+	if got := p.Plan("nobody"); got != nil {
+		t.Errorf("the plan of nobody gives %v", got)
 	}
 	if p.Identity.APIKeys == nil {
 		t.Fatal("no key table")
@@ -325,5 +325,44 @@ func TestRoutesThatMakeLookupsLongAreRefusedWithTheirLine(t *testing.T) {
 	}
 	if !strings.Contains(problems[0].Message, "a.example") {
 		t.Fatal(problems[0].Message)
+	}
+}
+
+// What routes ask of callers follows its policy by name, whatever is numbered otherwise by then; what can't be asked is never left out.
+func TestRulesFollowTheirPoliciesAndAreNeverLeftOut(t *testing.T) {
+	with := func(policies string) string {
+		text := strings.Replace(text(), "auth: tokens,", "auth: tokens, policies: [staff],", 1)
+		return strings.Replace(text, "policies: [{", "policies: ["+policies+", {", 1)
+	}
+	const staff = "{id: staff, authz: {consumers: [acme]}}"
+	first := compile(t, with(staff), nil)
+	for i, p := range []*Program{first, compile(t, with("{id: admins, authz: {roles: [x]}}, "+staff), first), compile(t, with(strings.Replace(staff, "acme", "zero", 1)), first)} {
+		m, why := look(t, p, "GET", "https://api.example.com/v1/orders/7")
+		if why != reason.None || len(m.Route.Rules) != 1 || p.Policies[m.Route.Rules[0]].ID != "staff" {
+			t.Fatalf("%d: %v %+v", i, why, m.Route)
+		}
+		got := [2]reason.Reason{p.Permits(m.Route, nil, "acme"), p.Permits(m.Route, nil, "zero")}
+		if want := [2]reason.Reason{reason.None, reason.ConsumerRefused}; i < 2 && got != want || i == 2 && got == want {
+			t.Errorf("%d: %v", i, got)
+		}
+	}
+	m, _ := look(t, first, "GET", "https://api.example.com/v1/orders/7")
+	if open, _ := look(t, first, "POST", "https://api.example.com/v1/orders/7"); len(open.Route.Rules) != 0 || !JudgesAlike(first, m.Route, first, m.Route) || JudgesAlike(first, m.Route, first, open.Route) {
+		t.Error("other routes are judged alike")
+	}
+	for name, harm := range map[string]func(*snapshot.Config){
+		"no such policy":     func(c *snapshot.Config) { c.Routes[0].Policies = []string{"gone"} },
+		"another kind":       func(c *snapshot.Config) { c.Routes[0].Policies = []string{"tokens"} },
+		"nobody is a caller": func(c *snapshot.Config) { c.Routes[0].Auth = "" },
+	} {
+		cfg, _ := validate(t, with(staff))
+		harm(cfg)
+		s, err := snapshot.Seal(cfg, snapshot.Meta{Number: 4})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Compile(s, nil); err == nil {
+			t.Errorf("%s: compiled", name)
+		}
 	}
 }

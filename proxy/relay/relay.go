@@ -19,6 +19,7 @@ import (
 const (
 	SmallBody   = 8 << 10                // is read whole ahead of forwarding, so that it can be sent again
 	LookAfter   = 200 * time.Millisecond // how long a client that sends no more may be gone unnoticed, waiting for a head
+	LookStream  = time.Second            // and waiting for more of a body
 	MaxInterims = 16                     // 1xx answers before the final one
 
 	// While clients are asked to leave, an idle connection gets this long for one more request, which is answered with the
@@ -48,6 +49,15 @@ func BodyDeadline(start time.Time, n int64, end time.Time) time.Time {
 		return end
 	}
 	return by
+}
+
+// TakeBy is when a client must have taken what it is given now: within most, and not after its exchange has ended. Who takes
+// less, whatever time its route has, holds a connection to an upstream for nothing.
+func TakeBy(now time.Time, most time.Duration, end time.Time) time.Time {
+	if by := now.Add(most); by.Before(end) {
+		return by
+	}
+	return end
 }
 
 // Age is the moment from which a connection that begins now is asked to leave: after most, give or take a fifth, or
@@ -160,15 +170,14 @@ func Broken(err error, reused, started bool) (retry.Result, reason.Reason) {
 // Settle tells the balancer what became of an attempt that took so long. status is that of an answer; starved says that the
 // upstream was waiting for the client's body.
 func Settle(x *proxy.Exchange, r retry.Result, status int, starved bool, took time.Duration, now time.Time) {
-	set := x.Pool.Set
 	hurried := (r == retry.TimedOut || r == retry.ConnectTimeout) && x.Hurried() && took < patience
 	switch { // an upstream that gives up on a body that doesn't come isn't to blame either
 	case r == retry.Fatal, r == retry.Stale, hurried, r == retry.Reset && starved:
-		set.Cancel(x.Endpoint)
+		x.Pool.Cancel(x.Endpoint)
 	case r == retry.Answered:
-		set.End(x.Endpoint, status < 500, took, now)
+		x.Pool.End(x.Endpoint, status < 500, took, now)
 	default:
-		set.End(x.Endpoint, false, took, now)
+		x.Pool.End(x.Endpoint, false, took, now)
 	}
 }
 

@@ -16,3 +16,17 @@ func TestAgesDiffer(t *testing.T) {
 		t.Errorf("ages of %v to %v", low, high)
 	}
 }
+
+// G45: a body may come as slowly as 1 KiB/s after ten seconds' grace, and never later than its exchange ends.
+func TestABodyHasToComeAtARate(t *testing.T) {
+	start := time.Now()
+	end := start.Add(time.Hour)
+	for n, want := range map[int64]time.Duration{0: 10 * time.Second, 1023: 10*time.Second + 999*time.Millisecond, 60 << 10: 70 * time.Second, 10 << 20: time.Hour} {
+		if got := BodyDeadline(start, n, end).Sub(start).Truncate(time.Millisecond); got != want {
+			t.Errorf("%d bytes: %v, want %v", n, got, want)
+		}
+	}
+	if got := BodyDeadline(start, 0, start.Add(time.Second)).Sub(start); got != time.Second {
+		t.Errorf("beyond its exchange: %v", got)
+	}
+}

@@ -10,6 +10,7 @@ const (
 	windowSeconds = 10
 	share         = 10 // one retry per this many originals
 	floor         = 3 * windowSeconds
+	hedgeShare    = 20 // one hedge per this many originals (I8)
 )
 
 // Budget counts original requests and retries over the last ten seconds. It is shared by all exchanges of an upstream.
@@ -22,6 +23,7 @@ type Budget struct {
 type bucket struct {
 	second             int64
 	originals, retries uint32
+	hedges             uint32 // which count among the retries as well
 }
 
 // Original counts a first attempt.
@@ -38,18 +40,39 @@ func (b *Budget) Take(now time.Time) bool {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	var originals, retries uint32
-	for i := range b.buckets {
-		if k := &b.buckets[i]; k.second > now.Unix()-windowSeconds && k.second <= now.Unix() {
-			originals += k.originals
-			retries += k.retries
-		}
-	}
-	if retries >= max(originals/share, floor) {
+	if originals, retries, _ := b.sum(now); retries >= max(originals/share, floor) {
 		return false
 	}
 	b.at(now.Unix()).retries++
 	return true
+}
+
+// Hedge takes one hedge, or says that the budget, or the part of it that hedges may have, is used up.
+func (b *Budget) Hedge(now time.Time) bool {
+	if b == nil {
+		return false
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	originals, retries, hedges := b.sum(now)
+	if retries >= max(originals/share, floor) || hedges >= originals/hedgeShare {
+		return false
+	}
+	k := b.at(now.Unix())
+	k.retries++
+	k.hedges++
+	return true
+}
+
+func (b *Budget) sum(now time.Time) (originals, retries, hedges uint32) {
+	for i := range b.buckets {
+		if k := &b.buckets[i]; k.second > now.Unix()-windowSeconds && k.second <= now.Unix() {
+			originals += k.originals
+			retries += k.retries
+			hedges += k.hedges
+		}
+	}
+	return originals, retries, hedges
 }
 
 func (b *Budget) at(second int64) *bucket {

@@ -18,7 +18,8 @@ const (
 	Answered       Result = iota
 	ConnectFailed         // refused, unreachable, TLS failed: nothing was sent
 	ConnectTimeout        // nothing was sent
-	Stale                 // a pooled connection broke before any byte of an answer
+	Stale                 // a pooled connection broke, or was being closed, before any byte of an answer
+	Refused               // the upstream says that it did nothing with the request
 	Reset                 // a fresh connection broke before the whole head of an answer
 	Invalid               // what came is no HTTP
 	TimedOut              // no answer in time
@@ -38,7 +39,9 @@ type Rule struct {
 // Machine is the state of one exchange's attempts.
 type Machine struct {
 	Rule Rule
-	// Idempotent: GET, HEAD and OPTIONS may be sent twice (I7).
+	// Reads are GET, HEAD and OPTIONS.
+	Reads bool
+	// Idempotent: it may be sent twice (I7), as reads may, and what has a key that the upstream knows it by.
 	Idempotent bool
 	// Replayable: the body is empty or still whole in memory.
 	Replayable bool
@@ -61,8 +64,8 @@ func (m *Machine) Again(a Attempt, now time.Time) bool {
 	if a.Sent && !(m.Idempotent && m.Replayable) {
 		return false
 	}
-	if a.Result == Stale && !m.stale {
-		// The connection had been idle, so this says nothing about the upstream: once, on any route.
+	if (a.Result == Stale || a.Result == Refused) && !m.stale {
+		// The one had been idle, the other was full: this says nothing about the next. Once, on any route.
 		m.stale = true
 		return m.Budget.Take(now)
 	}
@@ -75,12 +78,12 @@ func (m *Machine) Again(a Attempt, now time.Time) bool {
 
 func (m *Machine) covered(a Attempt) bool {
 	switch a.Result {
-	case ConnectFailed, ConnectTimeout:
+	case ConnectFailed, ConnectTimeout, Refused:
 		return m.Rule.OnConnectFailure
 	case Stale, Reset:
 		return m.Rule.OnReset
 	case Answered:
-		return m.Idempotent && (a.Status == 502 && m.Rule.On502 || a.Status == 503 && m.Rule.On503 || a.Status == 504 && m.Rule.On504)
+		return m.Reads && (a.Status == 502 && m.Rule.On502 || a.Status == 503 && m.Rule.On503 || a.Status == 504 && m.Rule.On504)
 	}
 	return false
 }

@@ -27,7 +27,7 @@ func TestAttemptsNeverPassTheRule(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		rule := all
 		rule.Attempts = rapid.IntRange(0, 2).Draw(t, "attempts")
-		m, retries := Machine{Rule: rule, Idempotent: true, Replayable: true, Budget: new(Budget)}, 0
+		m, retries := Machine{Rule: rule, Reads: true, Idempotent: true, Replayable: true, Budget: new(Budget)}, 0
 		for range 8 {
 			if m.Again(Attempt{Result: Result(rapid.IntRange(0, int(Fatal)).Draw(t, "result")), Status: 503}, start) {
 				retries++
@@ -55,7 +55,7 @@ func TestConditionsAreByName(t *testing.T) {
 		"timeout never":             {all, Attempt{Result: TimedOut, Sent: true}, false},
 		"fatal never":               {all, Attempt{Result: Fatal}, false},
 	} {
-		m := Machine{Rule: c.rule, Idempotent: true, Replayable: true, Budget: new(Budget)}
+		m := Machine{Rule: c.rule, Reads: true, Idempotent: true, Replayable: true, Budget: new(Budget)}
 		if got := m.Again(c.a, start); got != c.want {
 			t.Errorf("%s: %v", name, got)
 		}
@@ -86,5 +86,41 @@ func TestBudgetIsATenthOfOriginalsOrThreeASecond(t *testing.T) {
 	}
 	if retries < 170 || retries > 190 {
 		t.Fatalf("the floor gave %d retries in a minute, not 3 a second", retries)
+	}
+}
+
+// Hedges have a twentieth of the originals, without a floor, and what they take is gone for retries.
+func TestHedgesAreFivePercentInsideTheBudget(t *testing.T) {
+	b, hedges, retries := new(Budget), 0, 0
+	for range 19 {
+		if b.Original(start); b.Hedge(start) {
+			t.Fatal("a hedge within twenty requests")
+		}
+	}
+	for range 4000 - 19 {
+		if b.Original(start); b.Hedge(start) {
+			hedges++
+		}
+	}
+	for b.Take(start) {
+		retries++
+	}
+	if hedges != 200 || retries != 200 || b.Hedge(start) {
+		t.Fatalf("%d hedges, then %d retries for 4000 originals", hedges, retries)
+	}
+	if (*Budget)(nil).Hedge(start) {
+		t.Fatal("no budget gave a hedge")
+	}
+}
+
+// A write with a key that the upstream knows it by is repeated when it may not have arrived, never for what was answered.
+func TestAWriteWithAKeyIsRepeatedUnlessItWasAnswered(t *testing.T) {
+	for a, want := range map[Attempt]bool{
+		{Result: Reset, Sent: true}: true, {Result: ConnectFailed}: true, {Result: Answered, Status: 503, Sent: true}: false, {Result: TimedOut, Sent: true}: false,
+	} {
+		m := Machine{Rule: all, Idempotent: true, Replayable: true, Budget: new(Budget)}
+		if got := m.Again(a, start); got != want {
+			t.Errorf("%+v: %v", a, got)
+		}
 	}
 }

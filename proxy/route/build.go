@@ -25,6 +25,7 @@ type Builder struct {
 	table Table
 	text  strings.Builder
 	spans map[string]span
+	tails map[string]uint32
 }
 
 // step is an edge of the draft; a root has no parent and its host for segment. References are index + 1.
@@ -43,10 +44,10 @@ type draftNode struct {
 
 // NewBuilder starts an empty table.
 func NewBuilder() *Builder {
-	return &Builder{ids: map[step]uint32{}, spans: map[string]span{}}
+	return &Builder{ids: map[step]uint32{}, spans: map[string]span{}, tails: map[string]uint32{}}
 }
 
-// Add puts the route under the next number. The route is not kept, its strings are.
+// Add puts the route under the next number. The route is not kept; its strings are, until Table.
 func (b *Builder) Add(r *snapshot.Route) error {
 	mask, ok := methodMask(r.Match.Methods)
 	if !ok {
@@ -156,7 +157,7 @@ func (b *Builder) Table() *Table {
 	t.edges = make([]edge, edges+edges/2+1)
 	for i := range b.draft {
 		if d := &b.draft[i]; d.parent == 0 {
-			t.hosts = append(t.hosts, host{d.segment, b.settle(uint32(i)+1, 0)})
+			t.hosts = append(t.hosts, host{strings.Clone(d.segment), b.settle(uint32(i)+1, 0)})
 		}
 	}
 	t.text = b.text.String()
@@ -166,10 +167,15 @@ func (b *Builder) Table() *Table {
 // settle lays out the draft node and what hangs below it, a single child first; the depth is at most MaxSegments + 1.
 func (b *Builder) settle(draft, parent uint32) uint32 {
 	t, d := &b.table, &b.draft[draft-1]
-	t.nodes = append(t.nodes, b.flat(d, parent))
+	end, tail := b.only(d)
+	t.nodes = append(t.nodes, b.flat(d, end, tail, parent))
 	ref := uint32(len(t.nodes))
+	if end != d {
+		return ref
+	}
 	if d.fan == 1 {
-		t.nodes[ref-1].child = b.settle(d.first, ref)
+		child := b.settle(d.first, ref)
+		t.nodes[ref-1].child = child
 	}
 	if d.param != 0 {
 		param := b.settle(d.param, ref)
@@ -184,10 +190,27 @@ func (b *Builder) settle(draft, parent uint32) uint32 {
 	return ref
 }
 
-func (b *Builder) flat(d *draftNode, parent uint32) node {
-	n := node{parent: parent, exact: b.rules(d.exact), prefix: b.rules(d.prefix)}
-	if len(d.exact) == 1 && d.exact[0].npreds == 0 {
-		n.single, n.methods, n.route = true, d.exact[0].methods, d.exact[0].route
+// only follows single children from d. If nothing lies below it but one path with one rule that has no predicates, it gives
+// the end of that path and what leads there, else d itself.
+func (b *Builder) only(d *draftNode) (end *draftNode, tail string) {
+	for end = d; len(end.exact)+len(end.prefix) == 0 && (end.fan == 1) != (end.param != 0) && end.fan <= 1; {
+		end = &b.draft[max(end.first, end.param)-1]
+		tail += "/" + end.segment
+	}
+	if len(end.exact) == 1 && end.exact[0].npreds == 0 && len(end.prefix) == 0 && end.fan == 0 && end.param == 0 {
+		return end, tail
+	}
+	return d, ""
+}
+
+// flat is the node of d, with the rules of the paths that end at end.
+func (b *Builder) flat(d, end *draftNode, tail string, parent uint32) node {
+	n := node{parent: parent, exact: b.rules(end.exact), prefix: b.rules(end.prefix)}
+	if len(end.exact) == 1 && end.exact[0].npreds == 0 {
+		n.single, n.methods, n.route = true, end.exact[0].methods, end.exact[0].route
+	}
+	if tail != "" {
+		n.tail = b.tail(tail)
 	}
 	switch {
 	case parent == 0: // the host is in Table.hosts
@@ -200,6 +223,14 @@ func (b *Builder) flat(d *draftNode, parent uint32) node {
 		binary.LittleEndian.PutUint32(n.segment[4:], at.size)
 	}
 	return n
+}
+
+func (b *Builder) tail(s string) uint32 {
+	if b.tails[s] == 0 {
+		b.table.tails = append(b.table.tails, b.intern(s))
+		b.tails[s] = uint32(len(b.table.tails))
+	}
+	return b.tails[s]
 }
 
 // link enters the edge from parent to child.

@@ -21,27 +21,28 @@ type Step struct {
 // find looks for the route below the root of a host.
 func (w *walk) find(root uint32) (route uint32, ok bool) {
 	var chain [MaxSegments + 1]uint32 // the literal nodes along the path, from the root down
-	var rests [MaxSegments + 1]string // what follows each of them
-	chain[0], rests[0] = root, string(w.req.Path)
+	var left [MaxSegments + 1]uint16  // how much of the path follows each of them
+	whole := string(w.req.Path)
+	rest := whole
+	chain[0], left[0] = root, uint16(len(rest))
 	depth := 0
 	w.cost += costNode
-	for rests[depth] != "" && depth < MaxSegments {
-		segment, after := cut(rests[depth])
+	for rest != "" && depth < MaxSegments {
+		segment, after := cut(rest)
 		c := w.t.child(chain[depth], segment)
 		if c == 0 {
 			break
 		}
 		depth++
 		w.cost += costNode
-		chain[depth], rests[depth] = c, after
+		rest = after
+		chain[depth], left[depth] = c, uint16(len(rest))
 	}
-	if rests[depth] == "" {
-		if route, ok := w.ending(chain[depth]); ok {
-			return route, true
-		}
+	if route, ok := w.ending(chain[depth], rest); ok {
+		return route, true
 	}
 	for d := depth; d >= 0; d-- {
-		if route, ok := w.parameter(w.t.nodes[chain[d]-1].param, rests[d]); ok {
+		if route, ok := w.parameter(w.t.nodes[chain[d]-1].param, whole[len(whole)-int(left[d]):]); ok {
 			return route, true
 		}
 	}
@@ -68,8 +69,8 @@ func (w *walk) parameter(ref uint32, rest string) (uint32, bool) {
 // below is the depth-first search for a full path: the literal child first, then the parameter.
 func (w *walk) below(ref uint32, rest string) (uint32, bool) {
 	w.cost += costNode
-	if rest == "" {
-		return w.ending(ref)
+	if route, ok := w.ending(ref, rest); ok || rest == "" {
+		return route, ok
 	}
 	segment, after := cut(rest)
 	if c := w.t.child(ref, segment); c != 0 {
@@ -80,9 +81,12 @@ func (w *walk) below(ref uint32, rest string) (uint32, bool) {
 	return w.parameter(w.t.nodes[ref-1].param, rest)
 }
 
-// ending tries the routes whose path ends at the node.
-func (w *walk) ending(ref uint32) (uint32, bool) {
+// ending tries the routes whose path ends at the node, if rest is what they end with.
+func (w *walk) ending(ref uint32, rest string) (uint32, bool) {
 	n := &w.t.nodes[ref-1]
+	if !w.t.ends(n, rest) {
+		return 0, false
+	}
 	if n.single && n.methods&w.method != 0 && w.trace == nil {
 		return n.route, true
 	}

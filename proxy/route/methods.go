@@ -11,8 +11,12 @@ import (
 var known = snapshot.Methods()
 
 const (
-	allMethods  = ^uint32(0)
 	otherMethod = uint32(1) << 31
+	echoMethod  = uint32(1) << 30 // TRACK, and TRACE however it is written
+	trace       = uint32(1) << 7
+	// allMethods are those of a route that names none. Methods that give a request back as it has arrived, with what only
+	// upstreams may see, have to be named (RFC 9110, section 9.3.8).
+	allMethods = ^(echoMethod | trace)
 )
 
 func methodBit(m string) uint32 {
@@ -27,6 +31,9 @@ func methodBit(m string) uint32 {
 			return 1 << i
 		}
 	}
+	if strings.EqualFold(m, "TRACE") || strings.EqualFold(m, "TRACK") {
+		return echoMethod
+	}
 	return otherMethod
 }
 
@@ -36,7 +43,7 @@ func methodMask(methods []string) (mask uint32, ok bool) {
 	}
 	for _, m := range methods {
 		b := methodBit(m)
-		if b == otherMethod {
+		if b == otherMethod || b == echoMethod {
 			return 0, false
 		}
 		mask |= b

@@ -37,6 +37,7 @@ type Table struct {
 	rules []rule
 	preds []predicate
 	hosts []host
+	tails []span // in text
 	text  string // what does not fit into nodes
 	count int
 }
@@ -47,7 +48,8 @@ type host struct {
 	root    uint32
 }
 
-// node is one path segment below its parent, in one cache line. References name nodes: index + 1, 0 = none.
+// node is one path segment below its parent, in one cache line. References name nodes: index + 1, 0 = none. Where nothing but
+// one path of one rule lies below a node, it has no children: it ends that path itself, with what follows for a tail.
 type node struct {
 	parent  uint32
 	child   uint32 // the literal child if there is one alone, or several
@@ -56,13 +58,14 @@ type node struct {
 	prefix  uint32 // 1 + first of the rules of prefixes that end here; 0 = none
 	methods uint32 // with single: methods and route of the one rule in exact
 	route   uint32
+	tail    uint32 // 1 + number of the tail of the paths that end here, with parameters as "{"; 0 = none
 	single  bool
 	size    uint8        // length of the segment, or outside
 	segment [inline]byte // the segment, or with outside: offset and length in text, 4 bytes each
 }
 
 const (
-	inline  = 34
+	inline  = 30
 	outside = 255
 	several = ^uint32(0)
 )
@@ -101,7 +104,7 @@ func (t *Table) Routes() int { return t.count }
 
 // Bytes is the memory that the table holds.
 func (t *Table) Bytes() int {
-	n := len(t.nodes)*64 + len(t.edges)*8 + len(t.rules)*16 + len(t.preds)*20 + len(t.text)
+	n := len(t.nodes)*64 + len(t.edges)*8 + len(t.rules)*16 + len(t.preds)*20 + len(t.tails)*8 + len(t.text)
 	for _, h := range t.hosts {
 		n += 24 + len(h.pattern)
 	}
@@ -149,6 +152,24 @@ func (t *Table) is(n *node, segment string) bool {
 		return len(segment) > inline && t.str(n.outside()) == segment
 	}
 	return int(n.size) == len(segment) && string(n.segment[:n.size]) == segment
+}
+
+// ends says whether the paths that end at the node end with rest.
+func (t *Table) ends(n *node, rest string) bool {
+	if n.tail == 0 || rest == "" {
+		return n.tail == 0 && rest == ""
+	}
+	for tail := t.str(t.tails[n.tail-1]); tail != ""; {
+		var want, segment string
+		want, tail = cut(tail)
+		if rest == "" {
+			return false
+		}
+		if segment, rest = cut(rest); segment != want && (want != parameter || segment == "") {
+			return false
+		}
+	}
+	return rest == ""
 }
 
 func (n *node) outside() span { return span{le32(n.segment[0:4]), le32(n.segment[4:8])} }

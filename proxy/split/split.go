@@ -45,3 +45,21 @@ func Point(route, id string) uint64 {
 	v = (v ^ v>>27) * 0x94d049bb133111eb
 	return v ^ v>>31
 }
+
+// PointOf is where in the split of a route a request falls: by its user, or else its consumer, or by the consumer alone, as
+// sticky says, the same on every node (A6); at chance when nobody is known that it could go by, or sticky says nothing.
+func PointOf(route, sticky, user, consumer string, chance uint64) uint64 {
+	id := ""
+	switch sticky {
+	case "user":
+		if id = user; id == "" {
+			id = consumer
+		}
+	case "consumer":
+		id = consumer
+	}
+	if id == "" {
+		return chance
+	}
+	return Point(route, id)
+}

@@ -49,3 +49,17 @@ func TestOnlyBranchesWithWeightArePicked(t *testing.T) {
 		}
 	})
 }
+
+func TestAPointGoesByWhoeverIsKnown(t *testing.T) {
+	for _, c := range []struct{ sticky, user, consumer, by string }{
+		{"user", "u", "c", "u"}, {"user", "", "c", "c"}, {"consumer", "u", "c", "c"}, {"consumer", "u", "", ""}, {"user", "", "", ""}, {"", "u", "c", ""},
+	} {
+		want := uint64(7)
+		if c.by != "" {
+			want = Point("r", c.by)
+		}
+		if got := PointOf("r", c.sticky, c.user, c.consumer, 7); got != want {
+			t.Errorf("%+v: %d, want %d", c, got, want)
+		}
+	}
+}

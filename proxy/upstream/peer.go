@@ -31,8 +31,20 @@ func NewPeers(id string, endpoints []string, cfg *tls.Config) (*Pool, error) {
 // Sweep closes connections that lay idle for too long.
 func (p *Pool) Sweep(now time.Time) { p.sweep(now, false) }
 
+// start begins what goes on beside the exchanges, until Retire.
+func (p *Pool) start() {
+	if p.health.Path != "" {
+		p.probes = p.watch(p.health)
+	}
+	if p.discovery != nil && p.opts.Finder != nil {
+		p.follow()
+	}
+}
+
 // Retire closes idle connections now, others when their exchange ends.
 func (p *Pool) Retire() {
+	p.discovery.end()
+	p.probes.end()
 	p.mu.Lock()
 	p.retired.Store(true)
 	p.mu.Unlock()

@@ -9,12 +9,15 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/cellgate/cellgate/proxy/balance"
+	"github.com/cellgate/cellgate/proxy/breaker"
 	"github.com/cellgate/cellgate/proxy/retry"
+	"github.com/cellgate/cellgate/proxy/shed"
 	"github.com/cellgate/cellgate/snapshot"
 )
 
@@ -37,16 +40,32 @@ type Pool struct {
 	ID     string
 	Set    *balance.Set
 	Budget *retry.Budget
+	Limit  *shed.Limit // of exchanges under way, queued ones included
+	Hedges Hedges
 	// Timeouts bound the phases of an attempt (I6).
 	Timeouts snapshot.Timeouts
 
-	names  []string // endpoints as the document spells them
+	hashed Hashed
+	health snapshot.Health
+	rule   breaker.Rule
+	zones  atomic.Pointer[[]zone] // the slices by their number
+
+	// Endpoints by their number. Of a discovered upstream there is room for maxFound, and an entry is written before anybody
+	// has its number.
+	names  []string // as the document spells them, or discovery
+	where  []snapshot.Locality
 	places []*place
-	tls    *tls.Config // nil: plain
-	mutual bool
-	auto   bool // plain on loopback, TLS elsewhere
-	opts   *Options
-	lookup *names
+
+	owners []string // the region that has the writes, then those that stand in for it; none = any
+	once   bool     // a request is executed once, however often its key comes
+
+	discovery *discovery  // nil = the endpoints are the document's
+	probes    *probes     // nil = none; written by: the registry, before the pool is used and when it retires
+	tls       *tls.Config // nil: plain
+	tells     bool        // who calls
+	auto      bool        // plain on loopback, TLS elsewhere
+	opts      *Options
+	lookup    *names
 
 	max, maxPending int
 
@@ -57,6 +76,13 @@ type Pool struct {
 	waiting []*Ticket
 	shares  []*Share
 
+	lines [][]*line // per endpoint, the oldest first; of an upstream that speaks HTTP/2. Then open counts exchanges
+	wires int       // open lines
+	multi bool      // it speaks HTTP/2
+
+	patience patience // with its lines
+	firstID  uint32   // of their streams; tests don't count to 2³¹
+
 	queued  atomic.Int32 // len(waiting)
 	retired atomic.Bool
 }
@@ -66,18 +92,29 @@ var waiters = sync.Pool{New: func() any { return &Ticket{ready: make(chan *Conn,
 // Options are what all pools share.
 type Options struct {
 	Allow snapshot.Allow
+	// Here is where the node is: near endpoints come first. The zero value takes all for near.
+	Here snapshot.Locality
 	// Lookup resolves names; nil means the system's resolver.
 	Lookup func(ctx context.Context, network, host string) ([]netip.Addr, error)
 	// NamesFile keeps what names resolved to over restarts; empty means nowhere.
 	NamesFile string
-	Log       *slog.Logger // nil = none
+	// Finder knows where the endpoints of discovered upstreams are; nil = they have none.
+	Finder Finder
+	// EndpointsFile keeps what it told over restarts; empty means nowhere.
+	EndpointsFile string
+	Log           *slog.Logger // nil = none
+}
+
+func (o *Options) log() *slog.Logger {
+	if o.Log == nil {
+		return slog.New(slog.DiscardHandler)
+	}
+	return o.Log
 }
 
 func newPool(u snapshot.Upstream, opts *Options, names *names) (*Pool, error) {
 	p := &Pool{ID: u.ID, Budget: new(retry.Budget), Timeouts: u.Timeouts.OrDefault(), names: u.Endpoints, opts: opts, lookup: names, max: u.Pool.MaxConnections, maxPending: u.Pool.MaxPending}
-	if len(p.names) == 0 && u.Discovery.DNS != "" {
-		p.names = []string{u.Discovery.DNS}
-	}
+	p.zones.Store(new([]zone))
 	if p.max == 0 {
 		p.max = snapshot.DefaultPool().MaxConnections
 	}
@@ -91,33 +128,95 @@ func newPool(u snapshot.Upstream, opts *Options, names *names) (*Pool, error) {
 		}
 		p.places = append(p.places, place)
 	}
-	p.Set, p.idle = balance.New(balance.Parse(u.Balance), len(p.places)), make([][]*Conn, len(p.places))
+	p.where = make([]snapshot.Locality, len(p.names))
+	copy(p.where, u.Where)
+	p.Set = balance.New(spec(u, p.max), p.members())
+	if u.Discovery != (snapshot.Discovery{}) {
+		p.discovery = &discovery{of: u.Discovery, first: make(chan struct{})}
+		p.names, p.where, p.places = make([]string, maxFound), make([]snapshot.Locality, maxFound), make([]*place, maxFound)
+	}
+	p.rule, p.Limit = breakerRule(u.Breaker), &shed.Limit{Rule: limitRule(u.Concurrency, p.max+p.maxPending)}
+	p.hashed, p.health, p.idle = hashed(u), u.Health, make([][]*Conn, len(p.places))
 	var err error
 	p.tls, p.auto, err = tlsConfig(u.TLS)
-	p.mutual = u.TLS.ClientCert != ""
+	if p.tells, p.once = u.TLS.ClientCert != "" || u.AllowPlaintextIdentity, u.Idempotency; u.OwnerRegion != "" {
+		p.owners = append([]string{u.OwnerRegion}, u.FailoverRegions...)
+	}
+	if p.multi = u.Multiplexed(); p.multi {
+		p.multiplex(u.Protocol)
+	}
 	return p, err
 }
 
-// adopt takes over what old, a pool of the same upstream under another definition, knows of the endpoints that both have,
-// and its budget. Connections stay with old: they may be of another kind.
+// adopt takes over what old, a pool of the same upstream under another definition, knows of the endpoints and zones that both
+// have, and its budget. Connections stay with old: they may be of another kind.
 func (p *Pool) adopt(old *Pool) {
 	p.Budget = old.Budget
-	at := make(map[string]int, len(old.names))
-	for j, name := range old.names {
-		at[name] = j
-	}
-	for i, name := range p.names {
-		if j, ok := at[name]; ok {
-			p.Set.Adopt(i, old.Set, j)
+	if p.discovery != nil && old.discovery != nil && old.discovery.of == p.discovery.of {
+		old.discovery.mu.Lock()
+		all := old.discovery.last
+		old.discovery.mu.Unlock()
+		if len(all) > 0 {
+			p.found(all)
 		}
 	}
+	if p.alike(old) { // what other endpoints have closed or narrowed says nothing about these: a rollback must not suffer for it
+		p.adoptBreakers(old)
+		if p.Limit.Rule == old.Limit.Rule {
+			p.Limit = old.Limit
+		}
+	}
+	at := make(map[string]int, old.Set.Len())
+	for j, name := range old.names[:old.Set.Len()] {
+		at[name] = j
+	}
+	for i, name := range p.names[:p.Set.Len()] {
+		if j, ok := at[name]; ok {
+			if p.Set.Adopt(i, old.Set, j); p.health.Path == "" {
+				p.Set.Mark(i, false, time.Now()) // nobody would ever say so
+			}
+		}
+	}
+}
+
+func (p *Pool) adoptBreakers(old *Pool) {
+	all := slices.Clone(*p.zones.Load())
+	for i, z := range all {
+		if j := slices.IndexFunc(*old.zones.Load(), func(o zone) bool { return o.at == z.at }); j >= 0 {
+			all[i].Breaker = old.breaker(j)
+		}
+	}
+	p.zones.Store(&all)
+	for i := range all {
+		p.bar(i)
+	}
+}
+
+// alike says whether the pools have the same endpoints and speak to them alike.
+func (p *Pool) alike(old *Pool) bool {
+	if p.multi != old.multi || (p.tls == nil) != (old.tls == nil) {
+		return false
+	}
+	if p.discovery != nil && old.discovery != nil {
+		return p.discovery.of == old.discovery.of
+	}
+	sorted := func(p *Pool) []string { return slices.Sorted(slices.Values(p.names[:p.Set.Len()])) }
+	return (p.discovery == nil) == (old.discovery == nil) && slices.Equal(sorted(p), sorted(old))
 }
 
 // Name is the endpoint as the document spells it.
 func (p *Pool) Name(endpoint int) string { return p.names[endpoint] }
 
-// Mutual says whether the upstream knows us by certificate.
-func (p *Pool) Mutual() bool { return p.mutual }
+// Scheme is that of the pool's requests, where they name one.
+func (p *Pool) Scheme() string {
+	if p.tls == nil {
+		return "http"
+	}
+	return "https"
+}
+
+// Tells says whether the upstream is told who calls: it knows us by certificate, or its author wants it in plain text.
+func (p *Pool) Tells() bool { return p.tells }
 
 // Acquire gets a connection, preferably an idle one to endpoint; when it had to wait it may be one to another endpoint.
 // fresh asks for a new one. A reused connection is looked at right before it is given out, so write to it at once.
@@ -139,7 +238,11 @@ func (p *Pool) Acquire(endpoint int, fresh bool, now, deadline time.Time) (*Conn
 		return c, nil
 	}
 	if p.open >= p.max && !p.evict() {
-		return p.wait(endpoint, deadline) // unlocks
+		c, err := p.wait(deadline) // unlocks
+		if err != nil {
+			return nil, err
+		}
+		return p.given(c, endpoint, deadline)
 	}
 	p.open++
 	p.mu.Unlock()
@@ -172,8 +275,8 @@ func (p *Pool) evict() bool {
 	return false
 }
 
-// wait queues for a connection. It is entered with the lock held.
-func (p *Pool) wait(endpoint int, deadline time.Time) (*Conn, error) {
+// wait queues for a connection, or for a place to open one in, which is nil. It is entered with the lock held.
+func (p *Pool) wait(deadline time.Time) (*Conn, error) {
 	if len(p.waiting) >= p.maxPending {
 		p.mu.Unlock()
 		return nil, ErrPoolFull
@@ -187,13 +290,13 @@ func (p *Pool) wait(endpoint int, deadline time.Time) (*Conn, error) {
 	select {
 	case c := <-w.ready:
 		waiters.Put(w)
-		return p.given(c, endpoint, deadline)
+		return c, nil
 	case <-timer.C:
 	}
 	if !p.Withdraw(w) { // it was served in the same instant
 		c := <-w.ready
 		waiters.Put(w)
-		return p.given(c, endpoint, deadline)
+		return c, nil
 	}
 	return nil, ErrNoTime
 }
@@ -324,6 +427,7 @@ func (p *Pool) first() *Ticket {
 
 // sweep closes connections that were idle for too long, or all idle ones.
 func (p *Pool) sweep(now time.Time, all bool) {
+	p.sweepLines(now, all)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for i, l := range p.idle {
@@ -336,27 +440,4 @@ func (p *Pool) sweep(now time.Time, all bool) {
 		p.idles -= old
 		p.idle[i] = append(l[:0], l[old:]...)
 	}
-}
-
-// Stats are a pool's numbers at one moment.
-type Stats struct {
-	ID                  string
-	Open, Idle, Pending int
-	Ejected             int
-	Endpoints           int
-}
-
-func (p *Pool) stats(now time.Time) Stats {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	s := Stats{ID: p.ID, Open: p.open, Idle: p.idles, Pending: len(p.waiting), Endpoints: len(p.places)}
-	for _, o := range p.shares {
-		s.Idle += int(o.Idle.Load())
-	}
-	for i := range p.places {
-		if p.Set.Ejected(i, now) {
-			s.Ejected++
-		}
-	}
-	return s
 }

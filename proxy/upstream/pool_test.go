@@ -7,8 +7,10 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"math/big"
 	"net"
 	"net/netip"
@@ -336,5 +338,60 @@ func TestConnectingHasItsOwnTimer(t *testing.T) {
 	_, err = p.Acquire(0, false, began, in(5*time.Second))
 	if took := time.Since(began); err == nil || took < 60*time.Millisecond || took > time.Second {
 		t.Fatalf("%v after %v", err, took)
+	}
+}
+
+// G75: a session with an upstream is that of its definition: a new client certificate or CA is shown and checked in full.
+func TestSessionsWithAnUpstreamAreItsDefinitionsAlone(t *testing.T) {
+	pair := func(name string) (tls.Certificate, string) {
+		key, _ := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, DNSNames: []string{name}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
+		der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		raw, _ := x509.MarshalPKCS8PrivateKey(key)
+		return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key},
+			string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})) + string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw}))
+	}
+	server, ca := pair("orders.internal")
+	l, err := tls.Listen("tcp", "127.22.1.1:0", &tls.Config{Certificates: []tls.Certificate{server}, ClientAuth: tls.RequireAnyClientCert})
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := make(chan string, 10)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			tc := c.(*tls.Conn)
+			_ = tc.Handshake()
+			said <- fmt.Sprint(tc.ConnectionState().PeerCertificates[0].Subject.CommonName, " ", tc.ConnectionState().DidResume)
+			_, _ = tc.Write([]byte("HTTP/1.1 200 OK\r\n\r\n")) // behind the ticket
+			c.Close()
+		}
+	}()
+	defer func() { l.Close(); <-done }()
+	for _, name := range []string{"one", "two"} {
+		_, client := pair(name)
+		_, p := one(t, snapshot.Upstream{ID: "u", Endpoints: []string{l.Addr().String()}, TLS: snapshot.TLS{CA: ca, ServerName: "orders.internal", ClientCert: client}}, Options{})
+		for i, want := range []string{name + " false", name + " true"} {
+			c, err := p.Acquire(0, true, time.Now(), in(5*time.Second))
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.ArmRead(time.Now(), 5*time.Second, in(5*time.Second))
+			if err := c.ReadHead(); err != nil {
+				t.Fatal(err)
+			}
+			p.Release(c, false, time.Now())
+			if got := <-said; got != want {
+				t.Errorf("%s, connection %d: %s", name, i, got)
+			}
+		}
 	}
 }

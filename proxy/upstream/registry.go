@@ -19,13 +19,16 @@ type Registry struct {
 	opts  Options
 	names *names
 	mu    sync.Mutex
-	pools map[string]*Pool // by content
-	last  map[string]*Pool // by id: the pool made last, among pools
+	pools map[string]*Pool               // by content
+	last  map[string]*Pool               // by id: the pool made last, among pools
+	told  map[string][]snapshot.Endpoint // what discovery told last, as it is stored
 }
 
 // NewRegistry makes an empty registry.
 func NewRegistry(opts Options) *Registry {
-	return &Registry{opts: opts, names: newNames(opts), pools: map[string]*Pool{}, last: map[string]*Pool{}}
+	r := &Registry{opts: opts, names: newNames(opts), pools: map[string]*Pool{}, last: map[string]*Pool{}}
+	r.remember()
+	return r
 }
 
 // Pools gives the pool of every upstream, in their order, making those that are new. It changes nothing on an error.
@@ -47,6 +50,11 @@ func (r *Registry) Pools(us []snapshot.Upstream) ([]*Pool, error) {
 		if err != nil {
 			return nil, err
 		}
+		if d := p.discovery; d != nil {
+			if all := r.told[keyOf(p.ID, d.of)]; len(all) > 0 {
+				p.found(all)
+			}
+		}
 		if old := r.last[u.ID]; old != nil {
 			p.adopt(old)
 		}
@@ -54,6 +62,10 @@ func (r *Registry) Pools(us []snapshot.Upstream) ([]*Pool, error) {
 	}
 	for key, p := range made {
 		r.pools[key] = p
+		p.start()
+	}
+	if r.opts.Finder != nil {
+		awaitFound(made)
 	}
 	for _, p := range out {
 		r.last[p.ID] = p
@@ -86,6 +98,7 @@ func (r *Registry) Sweep(now time.Time) {
 	r.names.save()
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.keep()
 	for _, p := range r.pools {
 		p.sweep(now, false)
 	}

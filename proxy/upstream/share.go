@@ -140,12 +140,16 @@ func (p *Pool) Pass(s *Share) (own *Ticket, passed bool) {
 // Endpoints is how many endpoints the pool has.
 func (p *Pool) Endpoints() int { return len(p.places) }
 
-// Plain says whether every connection of the pool is plain TCP, whatever its names resolve to.
+// Plain says whether every connection of the pool is plain TCP that carries one exchange at a time, whatever its names
+// resolve to.
 func (p *Pool) Plain() bool {
+	if p.multi {
+		return false
+	}
 	if p.tls == nil {
 		return true
 	}
-	return p.auto && !slices.ContainsFunc(p.places, func(at *place) bool { return !at.addr.IsLoopback() })
+	return p.auto && p.discovery == nil && !slices.ContainsFunc(p.places, func(at *place) bool { return !at.addr.IsLoopback() })
 }
 
 // Literal is the address of an endpoint that needs no resolver. ErrForbidden: it may not be dialled.

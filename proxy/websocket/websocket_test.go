@@ -58,14 +58,17 @@ func TestOnlyAWholeHandshakeIsAnOffer(t *testing.T) {
 		"a key with odd last bits": {with("ZQ==", "ZR=="), false},
 		"a key that is named away": {with("Connection: Upgrade", "Connection: Upgrade, Sec-WebSocket-Key"), false},
 	} {
-		if got := Offered(request(t, c.head)); got != c.want {
+		if got := new(Handshake).Offered(request(t, c.head)); got != c.want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
 }
 
 func TestOnlyAProofMadeForTheKeyIsAccepted(t *testing.T) {
-	r := request(t, offer)
+	var h Handshake
+	if !h.Offered(request(t, offer)) || string(h.AppendOffer(nil)) != Switch {
+		t.Fatalf("%q", h.AppendOffer(nil))
+	}
 	with := func(old, new string) string { return strings.Replace(confirmed, old, new, 1) }
 	for name, c := range map[string]struct {
 		head string
@@ -89,10 +92,118 @@ func TestOnlyAProofMadeForTheKeyIsAccepted(t *testing.T) {
 		if n, err := res.Parse([]byte(c.head)); err != nil || n != len(c.head) {
 			t.Fatalf("%s: %v", name, err)
 		}
-		if got := Accepted(&res, r); got != c.want {
+		if got := h.Accepted(&res); got != c.want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
+}
+
+// extended is a request of HTTP/2 with these fields.
+func extended(protocol string, fields ...string) *http1.Request {
+	r := new(http1.Request)
+	r.Build(nil)
+	r.PutMethod([]byte("CONNECT"))
+	_ = r.PutProtocol([]byte(protocol))
+	_ = r.PutTarget([]byte("/chat"))
+	r.PutAuthority([]byte("server.example.com"))
+	for i := 0; i < len(fields); i += 2 {
+		_, _ = r.Put([]byte(fields[i]), []byte(fields[i+1]))
+	}
+	if err := r.Built(true); err != nil {
+		panic(err)
+	}
+	return r
+}
+
+// CASES G1: a stream of HTTP/2 has no key. The upstream gets one of ours, and no other.
+func TestAnExtendedConnectBecomesAHandshakeWithAKeyOfItsOwn(t *testing.T) {
+	for name, c := range map[string]struct {
+		r    *http1.Request
+		want bool
+	}{
+		"of the RFC":           {extended("websocket", "sec-websocket-version", "13", "sec-websocket-protocol", "chat"), true},
+		"case":                 {extended("WebSocket", "sec-websocket-version", "13"), true},
+		"with a key":           {extended("websocket", "sec-websocket-version", "13", "sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ=="), true},
+		"with odd keys":        {extended("websocket", "sec-websocket-version", "13", "sec-websocket-key", "x", "sec-websocket-key", "y"), true},
+		"another protocol":     {extended("connect-udp", "sec-websocket-version", "13"), false},
+		"no version":           {extended("websocket"), false},
+		"version 8":            {extended("websocket", "sec-websocket-version", "8"), false},
+		"two versions":         {extended("websocket", "sec-websocket-version", "13", "sec-websocket-version", "13"), false},
+		"a length":             {extended("websocket", "sec-websocket-version", "13", "content-length", "3"), false},
+		"the length of no one": {extended("websocket", "sec-websocket-version", "13", "content-length", "0"), false},
+		"an expectation":       {extended("websocket", "sec-websocket-version", "13", "expect", "100-continue"), false},
+	} {
+		var h, other Handshake
+		if got := h.Extended(c.r, [2]uint64{1, 2}); got != c.want {
+			t.Errorf("%s: %v", name, got)
+		}
+		if !c.want {
+			continue
+		}
+		if string(c.r.Method()) != "GET" || c.r.HasBody() || string(c.r.Target()) != "/chat" {
+			t.Errorf("%s: %s %s", name, c.r.Method(), c.r.Target())
+		}
+		if sent := strings.ToLower(string(h.AppendOffer(c.r.AppendFields(nil)))); strings.Count(sent, "sec-websocket-key") != 1 || !strings.Contains(sent, "upgrade: websocket") {
+			t.Errorf("%s: %q", name, sent)
+		}
+		key := string(h.AppendOffer(nil))
+		key = strings.TrimSpace(key[strings.Index(key, "Key: ")+5:])
+		proof := accept([]byte(key))
+		answer := strings.Replace(confirmed, "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=", string(proof[:]), 1)
+		var res http1.Response
+		if _, err := res.Parse([]byte(answer)); err != nil || !h.Accepted(&res) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if status, fields := h.Status(&res), string(res.AppendFields(nil)); status != 200 || fields != "" {
+			t.Errorf("%s: %d %q", name, status, fields)
+		}
+		if other.Extended(extended("websocket", "sec-websocket-version", "13"), [2]uint64{1, 3}); other.key == h.key {
+			t.Errorf("%s: two handshakes have one key", name)
+		}
+	}
+}
+
+// Over HTTP/2 every success agrees; over HTTP/1.1 only 101 does.
+func TestOnlyClientsOfHTTP2TakeAnySuccessForAnAgreement(t *testing.T) {
+	var h1, h2 Handshake
+	h1.Offered(request(t, offer))
+	h2.Extended(extended("websocket", "sec-websocket-version", "13"), [2]uint64{})
+	for status, want := range map[int]bool{101: false, 199: false, 200: true, 204: true, 299: true, 300: false, 403: false} {
+		res := http1.Response{Status: status}
+		if h2.Mistakable(&res) != want || h1.Mistakable(&res) || h1.Status(&res) != status {
+			t.Errorf("%d: %v %v", status, h2.Mistakable(&res), h1.Mistakable(&res))
+		}
+	}
+}
+
+// Whatever the head of an extended CONNECT is, what the upstream gets is one handshake with one key.
+func FuzzExtended(f *testing.F) {
+	f.Add("websocket", "sec-websocket-key", "x", "sec-websocket-version", "13", uint64(1))
+	f.Fuzz(func(t *testing.T, protocol, n1, v1, n2, v2 string, random uint64) {
+		r := new(http1.Request)
+		r.Build(nil)
+		r.PutMethod([]byte("CONNECT"))
+		if r.PutProtocol([]byte(protocol)) != nil {
+			return
+		}
+		_ = r.PutTarget([]byte("/"))
+		r.PutAuthority([]byte("a.example"))
+		for _, f := range [][2]string{{n1, v1}, {n2, v2}, {"sec-websocket-version", "13"}} {
+			if _, err := r.Put([]byte(f[0]), []byte(f[1])); err != nil {
+				return
+			}
+		}
+		var h Handshake
+		if r.Built(true) != nil || !h.Extended(r, [2]uint64{random}) {
+			return
+		}
+		head := append([]byte("GET / HTTP/1.1\r\nHost: a.example\r\n"), h.AppendOffer(r.AppendFields(nil))...)
+		sent := request(t, string(append(head, "\r\n"...)))
+		var h1 Handshake
+		if !h1.Offered(sent) || h1.key != h.key {
+			t.Fatalf("%q", head)
+		}
+	})
 }
 
 // frame makes one frame; key makes it a client's.
@@ -191,4 +302,39 @@ func FuzzFrames(f *testing.F) {
 			t.Fatalf("%+v whole, %+v in parts", whole, parts)
 		}
 	})
+}
+
+// An upstream over HTTP/2 gets no key and gives no proof (RFC 8441, section 5): the one for a client over HTTP/1.1 is ours.
+func TestAnUpstreamOverHTTP2ProvesNothing(t *testing.T) {
+	for name, c := range map[string]struct {
+		stream bool
+		answer string
+		opens  bool
+		status int
+	}{
+		"200 for a connection":      {false, "200 OK", true, 101},
+		"204 for a stream":          {true, "204 No Content", true, 200},
+		"a refusal of a connection": {false, "403 Forbidden", false, 403},
+		"a refusal of a stream":     {true, "302 Found", false, 302},
+	} {
+		h := Handshake{stream: c.stream}
+		if !c.stream && !h.Offered(request(t, offer)) {
+			t.Fatal(name)
+		}
+		res := new(http1.Response)
+		if _, err := res.Parse([]byte("HTTP/1.1 " + c.answer + "\r\nSec-WebSocket-Accept: x\r\nX: y\r\n\r\n")); err != nil {
+			t.Fatal(err)
+		}
+		if h.Opened(res) != c.opens || h.Status(res) != c.status {
+			t.Errorf("%s: %d", name, h.Status(res))
+		}
+		left := string(res.AppendFields(nil))
+		if proof := string(h.AppendAgreement(nil)); c.opens && (strings.Contains(left, "Accept") || !strings.HasPrefix(proof, Switch)) ||
+			!c.stream && c.opens && !strings.HasSuffix(proof, "\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n") {
+			t.Errorf("%s: %q %q", name, left, proof)
+		}
+	}
+	if Travels("sec-webSocket-Key") || !Travels("Sec-WebSocket-Protocol") {
+		t.Error("fields")
+	}
 }

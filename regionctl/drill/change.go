@@ -190,7 +190,7 @@ func (s *session) takeBack(ctx context.Context, bad, before uint64) error {
 	if bad == 0 {
 		return nil
 	}
-	const why = "drill bad-config: taken back by the drill"
+	const why = "taken back by the drill that published it"
 	r, err := s.world.Rollout(ctx, bad)
 	switch {
 	case err != nil:

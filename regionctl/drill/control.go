@@ -88,19 +88,62 @@ func (s *session) versions(ctx context.Context) map[string]uint64 {
 	return out
 }
 
-// age is the age of a node's configuration in seconds, as its metric says; 0 when it doesn't say.
+// age is the age of a node's configuration in seconds; 0 when it doesn't say.
 func (s *session) age(ctx context.Context, n Node) float64 {
-	const metric = "cellgate_proxy_config_age_seconds "
+	age, _ := s.metric(ctx, n, "cellgate_proxy_config_age_seconds")
+	return age
+}
+
+// metric reads a metric without labels of a node.
+func (s *session) metric(ctx context.Context, n Node, name string) (value float64, ok bool) {
 	body, _ := s.admin(ctx, n, "/metrics")
 	for line := range strings.Lines(string(body)) {
-		if text, ok := strings.CutPrefix(line, metric); ok {
+		if text, found := strings.CutPrefix(line, name+" "); found {
 			v, err := strconv.ParseFloat(strings.TrimSpace(text), 64)
-			if err == nil {
-				return v
-			}
+			return v, err == nil
 		}
 	}
-	return 0
+	return 0, false
+}
+
+// Bounds of the quota store's drill: nodes know that it is gone, and settle with it again, in time. A node attaches to its
+// own region's controller again after 15 s at most.
+const (
+	aloneWithin   = 2 * time.Second
+	settledWithin = 20 * time.Second
+)
+
+func quotaStore(ctx context.Context, s *session) error {
+	lost := func(want float64) func(Node) bool {
+		return func(n Node) bool {
+			v, ok := s.metric(ctx, n, "cellgate_proxy_quota_lost")
+			return ok && v == want
+		}
+	}
+	requests, err := s.begin(ctx)
+	if err != nil {
+		return err
+	}
+	if n := s.countNodes(lost(0)); n != len(s.at.nodes()) {
+		return fmt.Errorf("%d of %d nodes settle their limits with the quota service to begin with", n, len(s.at.nodes()))
+	}
+	s.say("stopping every regionctl, and with them every bucket")
+	stopped := time.Now()
+	if err := s.stopFor(ctx, "the quota service", "regionctl/*"); err != nil {
+		return err
+	}
+	alone := s.untilEverywhere(ctx, time.Now(), 10*aloneWithin, lost(1))
+	if !pause.For(ctx, outage-time.Since(stopped)) {
+		return ctx.Err()
+	}
+	if err := s.undo(ctx); err != nil {
+		return err
+	}
+	settled := s.untilEverywhere(ctx, time.Now(), 2*settledWithin, lost(0))
+	s.figure(most("requests failed of callers below their limits", "", 0, float64(failed(requests(), func(load.Request) bool { return true }))))
+	s.figure(most("every node keeps limits by its own part after", "s", aloneWithin.Seconds(), alone.Seconds()))
+	s.figure(most("every node settles them with its region again after", "s", settledWithin.Seconds(), settled.Seconds()))
+	return ctx.Err()
 }
 
 func identityProvider(ctx context.Context, s *session) error {

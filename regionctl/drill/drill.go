@@ -37,6 +37,8 @@ type World interface {
 	Order(ctx context.Context, op string, names ...string) error
 	// Slow makes every backend of an upstream wait before each answer; 0 makes it good again.
 	Slow(ctx context.Context, upstream string, by time.Duration) error
+	// Keys makes the identity provider publish a key set beside its own keys; nil = its own alone again.
+	Keys(ctx context.Context, set []byte) error
 
 	Status(ctx context.Context) (regionctl.Status, error)
 	Document(ctx context.Context) (regionctl.VersionDocument, error)
@@ -54,6 +56,8 @@ type Layout struct {
 	DNS        []string // routers, host:port
 	Host, Path string   // what clients ask for
 	Customer   string   // bearer token that is good for it
+	Limited    string   // one whose consumer has a low limit; empty = none is known
+	Consul     string   // where proxies look for a Consul agent, host:port; empty = nowhere
 	Admin      string   // bearer token of the nodes' admin servers
 	APIKey     string   // of some consumer; empty = none is known
 	Roots      *x509.CertPool
@@ -116,10 +120,16 @@ func All() []Drill {
 		{"cell", "every proxy of a cell dies", "gone from all answers within 10 s; nobody else notices; no other cell passes its target", "CELL", lostCell},
 		{"region", "every process of a region dies", "gone from all answers within 10 s; nobody else notices; no other cell passes its target", "REGION", lostRegion},
 		{"control-plane", "every regionctl and every etcd stops", "traffic and DNS go on unchanged; a proxy that dies meanwhile serves from its disk", "", controlPlane},
+		{"quota-store", "every regionctl stops, and with them the buckets of all limits", "nobody below his limit notices; nodes keep limits by their own parts and settle them again afterwards", "", quotaStore},
 		{"bad-config", "a version is published that fails every request of a route", "it is undone by itself and never leaves the canary node", "", badConfig},
 		{"identity-provider", "the identity provider stops", "good tokens stay good, made-up ones stay refused, also at a proxy that restarts meanwhile", "", identityProvider},
 		{"leaked-key", "an API key is denied", "refused at every node within 2 s, nobody else is", "", leakedKey},
 		{"slow-upstream", "the backends of one upstream become slow", "routes of other upstreams stay as fast as they were", "", slowUpstream},
+		{"backend", "one backend of an upstream dies, then all of them", "retries and ejection hide the one; of all, the route says so at once, and other routes notice nothing", "", deadBackend},
+		{"discovery", "the Consul agent that tells of an upstream's endpoints dies", "its endpoints stay, also at a proxy that restarts meanwhile", "", lostDiscovery},
+		{"key-rotation", "the identity provider signs with a new key", "tokens of the new key are good at every node, those of the old one stay good", "", keyRotation},
+		{"hot-key", "one consumer asks far more than its limit admits", "it is admitted at its limit, and nobody else notices", "", hotKey},
+		{"handshake-storm", "many clients connect to one cell anew for every request", "they are served, and clients that are connected stay as fast as they were", "", handshakeStorm},
 	}
 }
 

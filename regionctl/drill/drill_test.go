@@ -232,7 +232,7 @@ func TestWhatADrillCannotHitIsRefusedBeforeItBegins(t *testing.T) {
 }
 
 func TestEveryDrillIsNamedOnceAndSaysWhatItProves(t *testing.T) {
-	want := []string{"gateway-process", "cell", "region", "control-plane", "bad-config", "identity-provider", "leaked-key", "slow-upstream"}
+	want := []string{"gateway-process", "cell", "region", "control-plane", "quota-store", "bad-config", "identity-provider", "leaked-key", "slow-upstream", "backend", "discovery", "key-rotation", "hot-key", "handshake-storm"}
 	var got []string
 	for _, d := range All() {
 		if got = append(got, d.Name); d.Short == "" || d.Proves == "" || d.run == nil {

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"github.com/cellgate/cellgate/cells"
+	"github.com/cellgate/cellgate/internal/pause"
 	"github.com/cellgate/cellgate/nodeapi"
 )
 
@@ -34,6 +35,14 @@ func NewCourier(region cells.RegionID, addr string, tls *tls.Config) (*Courier, 
 // Take delivers the orders, or says why not.
 func (c *Courier) Take(ctx context.Context, orders *nodeapi.RegionalOrders) (*nodeapi.OrdersReply, error) {
 	return c.client.Orders(ctx, orders)
+}
+
+// Leases runs serve with the other region's controller, as often as it ends, until ctx does.
+func (c *Courier) Leases(ctx context.Context, serve func(context.Context, nodeapi.ControllerClient) error) {
+	for ctx.Err() == nil {
+		_ = serve(ctx, c.client) // whether it answers is in the metrics; another region's death is told elsewhere
+		pause.For(ctx, pause.About(400*time.Millisecond, 0.5))
+	}
 }
 
 // Close ends the connection.

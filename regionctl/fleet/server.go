@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/nodeapi"
+	"github.com/cellgate/cellgate/quota"
 	"github.com/cellgate/cellgate/report"
 	"github.com/cellgate/cellgate/trust"
 )
@@ -44,17 +46,26 @@ type Config struct {
 	Log      *slog.Logger
 	// Seen is what this controller knows to have been published, for its peers; nil tells nothing.
 	Seen func() []byte
+	// Quota settles leases; nil refuses them.
+	Quota Quota
 	// Orders takes what another region's controller ordered without the global store; nil refuses it.
 	Orders func(ctx context.Context, from trust.Identity, orders *nodeapi.RegionalOrders) (*nodeapi.OrdersReply, error)
+}
+
+// Quota grants the leases of limits that many nodes keep together; regionctl/quota does.
+type Quota interface {
+	ToNode(cell cells.CellID, items []quota.Item) []quota.Grant
+	ToRegion(items []quota.Item) []quota.Grant
 }
 
 // Server answers the node protocol. The role in the peer's certificate decides what it gets; a message never does.
 type Server struct {
 	nodeapi.UnimplementedControllerServer
 	Config
-	fetches chan struct{}
-	stop    chan struct{}
-	once    sync.Once
+	fetches  chan struct{}
+	stop     chan struct{}
+	once     sync.Once
+	settling atomic.Int64 // streams of leases
 
 	mu       sync.Mutex
 	sessions map[trust.Identity]*running

@@ -52,8 +52,12 @@ func TestTheDocumentOfTheDesignIsValid(t *testing.T) {
 		t.Fatalf("%+v", out)
 	}
 	out := run(t, "regionctl", "config", "explain", "GET", "https://api.example.com/v1/orders/7", "--document", name, "-o", "json")
-	var e struct{ Route, Tenant, Auth string }
-	if err := json.Unmarshal([]byte(out.Stdout), &e); err != nil || e.Route != "orders-read" || e.Tenant != "default" || e.Auth != "customer-jwt" {
+	var e struct {
+		Route, Tenant, Auth string
+		Limits              map[string]string
+	}
+	if err := json.Unmarshal([]byte(out.Stdout), &e); err != nil || e.Route != "orders-read" || e.Tenant != "default" || e.Auth != "customer-jwt" ||
+		e.Limits["tenant"] != "1000/second" || e.Limits["scope"] != "global" {
 		t.Fatalf("%v %+v %+v", err, e, out)
 	}
 }

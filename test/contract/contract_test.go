@@ -11,7 +11,12 @@ import (
 	"github.com/cellgate/cellgate/test/harness"
 )
 
-func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
+func TestMain(m *testing.M) {
+	if at := os.Getenv(dieAt); at != "" {
+		die(os.Getenv(dieAt+"_DIR"), at)
+	}
+	os.Exit(harness.Main(m))
+}
 
 func run(t *testing.T, args ...string) harness.Result { return harness.Run(t, args[0], args[1:]...) }
 

@@ -382,7 +382,7 @@ func TestAWrongBootstrapFileIsRefusedInClearWords(t *testing.T) {
 		"the certificate is spiffe://":    func(b *proxyBoot) { b.ID = "eu-west/a/2" },
 		"no such file":                    func(b *proxyBoot) { b.EdgeCert = "/nonexistent.pem" },
 		"not sha256:<64 hex digits>":      func(b *proxyBoot) { b.AdminTokenHash = "secret" },
-		"agent: data directory":           func(b *proxyBoot) { b.DataDir = g.file },
+		"state directory: mkdir":          func(b *proxyBoot) { b.DataDir = g.file },
 	} {
 		b := g.boot
 		change(&b)

@@ -46,7 +46,13 @@ func TestJudgeStopsBadVersionsAtTheCanaryAndLetsGoodOnesPass(t *testing.T) {
 	t.Cleanup(func() { w.cellgate(t, "down") })
 	j := newJudged(t, w)
 	j.warmUp(t)
-	t.Run("a good version", func(t *testing.T) { j.goesLive(t, j.good("9s"), nil) })
+	for _, c := range []struct{ name, document string }{
+		{"a good version", j.good("9s")},
+		{"a good version that adds a route", j.newRoute()},
+		{"a good version that balances otherwise", j.balanced()},
+	} {
+		t.Run(c.name, func(t *testing.T) { j.goesLive(t, c.document, nil) })
+	}
 	for _, c := range []struct {
 		name, why string // why is part of what the judge must say
 		change    func(*judged) string
@@ -61,13 +67,21 @@ func TestJudgeStopsBadVersionsAtTheCanaryAndLetsGoodOnesPass(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) { j.turnedBack(t, c.change(j), c.why) })
 	}
 	t.Run("kills a node while it loads", j.killsWhileLoading)
-	t.Run("an upstream fails for everybody", func(t *testing.T) {
-		j.goesLive(t, j.good("8s"), func() {
-			w.cellgate(t, "backend", "catalog-*", "--fail", "60%")
-			time.Sleep(20 * time.Second)
-			w.cellgate(t, "backend", "*", "--ok")
+	for _, c := range []struct {
+		name, timeout string
+		incident      []string
+	}{
+		{"an upstream fails for everybody", "8s", []string{"--fail", "60%"}},
+		{"an upstream is slow for everybody", "7s", []string{"--slow", "200ms"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			j.goesLive(t, j.good(c.timeout), func() {
+				w.cellgate(t, append([]string{"backend", "catalog-*"}, c.incident...)...)
+				time.Sleep(20 * time.Second)
+				w.cellgate(t, "backend", "*", "--ok")
+			})
 		})
-	})
+	}
 }
 
 // judged is a world whose nodes are all under the same load.
@@ -191,6 +205,14 @@ func (j *judged) upstream(id, port string) string {
 // good changes the timeout of a busy route.
 func (j *judged) good(timeout string) string {
 	return j.with(catalogRoute, catalogRoute+"    timeout: "+timeout+"\n")
+}
+
+func (j *judged) newRoute() string {
+	return j.with("routes:\n", "routes:\n  - {id: fresh, match: {host: api.gw.test, path: /v1/fresh}, upstream: catalog, owner: team-fresh}\n")
+}
+
+func (j *judged) balanced() string {
+	return j.with("balance: p2c", "balance: round_robin")
 }
 
 func (j *judged) failing() string {

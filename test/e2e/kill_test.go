@@ -86,6 +86,9 @@ func TestHungProxyIsReplaced(t *testing.T) {
 	if err := syscall.Kill(before, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	began := time.Now()
+	harness.Eventually(t, 3*time.Second, "the hung process to leave its cell", func() bool { return !alive(before) })
+	t.Logf("left its cell after %v", time.Since(began))
 	harness.Eventually(t, 8*time.Second, "another process serves", func() bool {
 		pid := w.pid(t, name)
 		return pid != 0 && pid != before
@@ -117,6 +120,24 @@ func TestStoppedProxyFailsNobodyAndStaysDown(t *testing.T) {
 		t.Logf("%s: %s", proto, sum)
 		if sum.Failed > 0 {
 			t.Errorf("%s: %d failed", proto, sum.Failed)
+		}
+	}
+	w.healthy(t, time.Minute)
+}
+
+// A script reads world.json right after the command that changed the world.
+func TestWorldFileIsTrueWhenTheCommandReturns(t *testing.T) {
+	w := sharedWorld(t)
+	w.healthy(t, time.Minute)
+	name := "proxy/" + w.cells()[1].Proxies[1].ID
+	for range 3 {
+		w.cellgate(t, "stop", name)
+		if pid := w.pid(t, name); pid != 0 {
+			t.Errorf("after stop, %s runs as %d", name, pid)
+		}
+		w.cellgate(t, "start", name)
+		if pid := w.pid(t, name); !alive(pid) {
+			t.Errorf("after start, %s has pid %d", name, pid)
 		}
 	}
 	w.healthy(t, time.Minute)

@@ -40,6 +40,7 @@ func TestWorldIsReadyInTenSecondsAndTellsWhereItIs(t *testing.T) {
 		}
 		delete(keys, k)
 	}
+	delete(keys, "consul") // where proxies look for an agent, for the drill
 	if len(keys) > 0 {
 		t.Errorf("world.json has more than it promises: %v", keys)
 	}

@@ -26,19 +26,24 @@ func (s size) String() string {
 type growth struct {
 	w     *world
 	mu    sync.Mutex
-	lives map[int][]size // by pid
-	names map[int]string
+	lives map[life][]size
+}
+
+// life is one process: the system gives a pid to another once it is free.
+type life struct {
+	name string
+	pid  int
 }
 
 func newGrowth(w *world) *growth {
-	return &growth{w: w, lives: map[int][]size{}, names: map[int]string{}}
+	return &growth{w: w, lives: map[life][]size{}}
 }
 
 func (g *growth) sample(context.Context) {
 	for _, p := range g.now() {
 		g.mu.Lock()
-		if s := p.size; s.rssMiB > 0 {
-			g.lives[p.PID], g.names[p.PID] = append(g.lives[p.PID], s), p.name()
+		if one := (life{p.name(), p.PID}); p.rssMiB > 0 {
+			g.lives[one] = append(g.lives[one], p.size)
 		}
 		g.mu.Unlock()
 	}
@@ -122,23 +127,23 @@ func (g *growth) trends() []string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	var out []string
-	for pid, life := range g.lives {
-		if len(life) < 12 || life[len(life)-1].at.Sub(life[0].at) < longLife {
+	for one, sizes := range g.lives {
+		n := len(sizes)
+		if n < 12 || sizes[n-1].at.Sub(sizes[0].at) < longLife {
 			continue
 		}
-		n := len(life)
-		before, after := middle(life[n/4:n/2]), middle(life[3*n/4:])
+		before, after := middle(sizes[n/4:n/2]), middle(sizes[3*n/4:])
 		if grown(before, after, clients) {
-			out = append(out, fmt.Sprintf("%s (pid %d) grew in %v from %v to %v", g.names[pid], pid, life[n-1].at.Sub(life[0].at).Round(time.Second), before, after))
+			out = append(out, fmt.Sprintf("%s (pid %d) grew in %v from %v to %v", one.name, one.pid, sizes[n-1].at.Sub(sizes[0].at).Round(time.Second), before, after))
 		}
 	}
 	return out
 }
 
-func middle(life []size) size {
+func middle(sizes []size) size {
 	pick := func(of func(size) int) int {
 		var all []int
-		for _, s := range life {
+		for _, s := range sizes {
 			all = append(all, of(s))
 		}
 		slices.Sort(all)

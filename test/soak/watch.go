@@ -210,11 +210,15 @@ func (c *watch) names() func(context.Context) {
 		cells = append(cells, x.Address)
 	}
 	hosts := []string{c.w.Host, "acme.gw.test", "globex.gw.test"}
-	turn := 0
+	turn, turns := 0, map[string]threads{}
 	return func(ctx context.Context) {
 		turn++
 		i := turn % len(c.routers)
 		name, server, host := c.routers[i].name(), c.w.DNS[i], hosts[rand.IntN(len(hosts))]
+		was := turns[name]
+		if was == nil {
+			was = waited(c.w.pid(name))
+		}
 		base := c.w.Regions[rand.IntN(len(c.w.Regions))].Clients[0].Addr().As4()
 		client := netip.PrefixFrom(netip.AddrFrom4([4]byte{base[0], base[1], byte(rand.IntN(256)), 0}), 24)
 		lookup, cancel := context.WithTimeout(ctx, 4*time.Second)
@@ -224,7 +228,8 @@ func (c *watch) names() func(context.Context) {
 			return
 		}
 		c.answers.Add(1)
-		if err != nil && (strings.Contains(err.Error(), "no address") || !c.starved()) {
+		turns[name] = waited(c.w.pid(name))
+		if err != nil && (strings.Contains(err.Error(), "no address") || !c.starved() && turns[name].since(was) < starvation) {
 			c.l.fail("%s at %s for %s: %v", host, name, client, err)
 		}
 		for _, a := range addrs {
@@ -312,6 +317,7 @@ type nodeWatch struct {
 	at     netip.AddrPort
 	target order
 	served uint64
+	back   time.Time // since when it has served less than that
 	born   time.Time // when its disk was last emptied
 }
 
@@ -326,6 +332,24 @@ type nodePage struct {
 
 // elsewhere says whether other cells may answer for the node, by the version that they serve.
 func (p nodePage) elsewhere() bool { return p.Evacuated || p.Forwards != 0 }
+
+// renumbered is how long a node may serve old contents by their old number: a rollback puts them in place at once, and gives
+// them a new number as soon as there is a leader with a store.
+const renumbered = time.Minute
+
+func (n *nodeWatch) neverBack(version uint64) {
+	switch {
+	case version >= n.served:
+		n.served, n.back = version, time.Time{}
+	case n.c.hits(n.name, time.Minute) >= 2: // two crashes within 10 s of an activation: the poison rule
+		n.served = version
+	case n.back.IsZero():
+		n.back = time.Now()
+	case time.Since(n.back) > renumbered:
+		n.c.l.fail("%s went back from version %d to %d, and stays", n.name, n.served, version)
+		n.served = version
+	}
+}
 
 func (n *nodeWatch) page() (p nodePage, ok bool) {
 	raw, err := n.c.w.admin(n.admin, "/config")
@@ -347,11 +371,7 @@ func (n *nodeWatch) check(ctx context.Context) {
 		}
 		n.target = target
 	}
-	// Two crashes within 10 s of an activation bring the previous version back: that is the poison rule.
-	if before.Version < n.served && n.c.hits(n.name, time.Minute) < 2 {
-		n.c.l.fail("%s went back from version %d to %d", n.name, n.served, before.Version)
-	}
-	n.served = before.Version
+	n.neverBack(before.Version)
 	g := n.c.docs.of(before.Checksum)
 	if g == nil || before.elsewhere() {
 		return // the world's first version, or a cell whose requests are answered elsewhere

@@ -27,6 +27,8 @@ import (
 // Options describe one admin server.
 type Options struct {
 	Addr netip.AddrPort
+	// Listener is bound already; nil = Addr is to be bound.
+	Listener net.Listener
 	// CertFile and KeyFile are the PEM files that it serves with.
 	CertFile, KeyFile string
 	// TokenHash is "sha256:" + hex of the bearer token; empty = certificates only.
@@ -59,9 +61,11 @@ func Listen(opt Options) (*Server, error) {
 	if want := strings.TrimPrefix(opt.TokenHash, "sha256:"); opt.TokenHash != "" && len(want) != 2*sha256.Size {
 		return nil, errors.New("admin: the token hash is not sha256:<64 hex digits>")
 	}
-	l, err := net.Listen("tcp", opt.Addr.String())
-	if err != nil {
-		return nil, fmt.Errorf("admin: %w", err)
+	l := opt.Listener
+	if l == nil {
+		if l, err = net.Listen("tcp", opt.Addr.String()); err != nil {
+			return nil, fmt.Errorf("admin: %w", err)
+		}
 	}
 	s := &Server{Pair: cert, opt: opt, listener: tls.NewListener(l, opt.tls(cert))}
 	s.http = &http.Server{

@@ -55,6 +55,8 @@ const (
 type Proxy struct {
 	Common
 	Cell cells.CellID `json:"cell"`
+	// Zone of the region that the node is in: near endpoints of upstreams come first. Empty = not known.
+	Zone string `json:"zone,omitempty"`
 	// Listen: Shared addresses are bound with SO_REUSEPORT by all proxies of the cell, Own ones by this process alone.
 	SharedHTTP     netip.AddrPort `json:"shared_http"`
 	SharedHTTPS    netip.AddrPort `json:"shared_https"`
@@ -78,11 +80,21 @@ type Proxy struct {
 	MaxConnectionAge time.Duration `json:"max_connection_age_ns,omitempty"`
 	// TrustedProxies are the networks of proxies in front of the node that are believed about their clients.
 	TrustedProxies []string `json:"trusted_proxies,omitempty"`
+	// Secrets is the directory with the files that policies name: client secrets, keys of sessions. Optional.
+	Secrets string `json:"secrets,omitempty"`
 	// Engine is what serves: "loop", "goroutine" or "nethttp"; empty = the default of the system.
 	Engine string `json:"engine,omitempty"`
 	// HTTP3 serves it on the UDP side of OwnHTTPS. An address that processes share takes none: the kernel would spread a
 	// connection's packets anew whenever one of them comes or goes.
 	HTTP3 bool `json:"http3,omitempty"`
+	// Consul is the agent that knows the endpoints of upstreams which name a service.
+	Consul Consul `json:"consul,omitzero"`
+}
+
+// Consul is how an agent is reached. What is empty the environment says, as for Consul's own tools.
+type Consul struct {
+	Address   string `json:"address,omitempty"`    // host:port, or a URL with http, https or unix
+	TokenFile string `json:"token_file,omitempty"` // with the ACL token
 }
 
 // Router starts `globalrouter serve --bootstrap`.
@@ -121,6 +133,15 @@ type Controller struct {
 	// ProbePath is requested from every cell by the probers.
 	ProbeHost string `json:"probe_host"`
 	ProbePath string `json:"probe_path"`
+	// QuotaRedis has the buckets of all limits but daily quotas, the same for all controllers of the world; none = they are in the
+	// controllers' memory.
+	QuotaRedis Redis `json:"quota_redis,omitzero"`
+}
+
+// Redis is a server and how it is reached.
+type Redis struct {
+	URL          string `json:"url,omitempty"`           // redis or rediss (TLS): redis://[user@]host[:port][/database]
+	PasswordFile string `json:"password_file,omitempty"` // read at each connection; none = no password
 }
 
 // Prober starts `healthd serve --bootstrap`.

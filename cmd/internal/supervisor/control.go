@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cellgate/cellgate/internal/sockdir"
 	"github.com/cellgate/cellgate/internal/supervise"
 )
 
@@ -26,9 +27,13 @@ const Socket = "control.sock"
 // LockFile is the name of the file in a world's directory that its supervisor holds locked.
 const LockFile = "lock"
 
+// UpgradeEnv is the variable that tells a daemon which command replaces it by a new process: its supervisor must start that.
+const UpgradeEnv = "CELLGATE_UPGRADE"
+
 // The orders of a Request.
 const (
 	Status  = "status"
+	Upgrade = "upgrade"
 	Start   = "start"
 	Stop    = "stop"
 	Kill    = "kill"
@@ -82,7 +87,7 @@ func Call(ctx context.Context, dir string, req Request) (Response, error) {
 	if !Running(dir) {
 		return res, fmt.Errorf("%w in %s", ErrNotRunning, dir)
 	}
-	err := InDir(dir, Socket, func(path string) error {
+	err := sockdir.In(dir, Socket, func(path string) error {
 		conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
 		if err != nil {
 			return err
@@ -105,16 +110,6 @@ func Call(ctx context.Context, dir string, req Request) (Response, error) {
 		return res, errors.New(res.Error)
 	}
 	return res, nil
-}
-
-// InDir runs do with a path of the file that is short enough for a socket address, however long the directory's name is.
-func InDir(dir, file string, do func(path string) error) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return do(filepath.Join(fmt.Sprintf("/proc/self/fd/%d", d.Fd()), file))
 }
 
 // Running says whether a supervisor holds the directory.

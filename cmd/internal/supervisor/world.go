@@ -24,7 +24,11 @@ type World struct {
 	Regions    []Region  `json:"regions"`
 	Processes  []Process `json:"processes"`
 	Supervisor int       `json:"supervisor"`
+	Consul     string    `json:"consul,omitempty"` // where proxies look for an agent; none is part of the world
 }
+
+// MoreKeys is the file, in the directory's keys, of which the sample identity provider publishes what is in it.
+const MoreKeys = "idp-more.json"
 
 // Tokens open the world's doors.
 type Tokens struct {

@@ -255,21 +255,49 @@ func TestWhatABadVersionDidBeforeIsNotTheCanarysPast(t *testing.T) {
 
 func TestTheHeaviestClientIsSetAsideUnlessItIsTheTraffic(t *testing.T) {
 	for _, c := range []struct {
-		requests uint64
+		name     string
+		more     uint64 // requests beyond the 400 that are usual
+		requests uint64 // of the heaviest client
 		blamed   bool
-	}{{40, false}, {300, true}} {
-		heavy := report.Counts{Requests: c.requests, Auth: 30}
-		s := newCell(8, func(node, t int) report.Node {
-			n := plain(report.Counts{Upstream: 4, Auth: 4})
-			if node == 0 && t > 30 {
-				n.Services[0].Auth += 30
-				n.Services[0].Heavy = &heavy
+	}{
+		{"one of many fails", 0, 40, false},
+		{"most of the traffic fails", 0, 300, true},
+		{"one hammers", 40, 40, false},
+		{"one hammers with more than all the others ask", 1200, 1200, false},
+		{"most of the traffic asks more, and fails", 100, 400, true},
+		{"one hammers, with less than the others ask", 200, 200, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newCell(8, func(node, t int) report.Node {
+				n := plain(report.Counts{Upstream: 4, Auth: 4})
+				if node == 0 && t > 30 {
+					n.Counts.Requests += c.more
+					n.Services[0].Requests += c.more
+					n.Services[0].Auth += 40
+					n.Services[0].Heavy = &report.Counts{Requests: c.requests, Auth: 40}
+				}
+				return n
+			}).bake(30, 30)
+			if (s.Worse != "") != c.blamed {
+				t.Error(s.Worse)
 			}
-			return n
-		}).bake(30, 30)
-		if (s.Worse != "") != c.blamed {
-			t.Errorf("one client with %d of 400 requests and 30 refusals: %q", c.requests, s.Worse)
+		})
+	}
+}
+
+// The upstream that a version sends a part of the traffic to is new: nothing is usual there, and one client is all of it.
+func TestTheOnlyClientOfAVersionsOwnUpstreamIsTheTraffic(t *testing.T) {
+	s := newCell(8, func(node, t int) report.Node {
+		n := plain(report.Counts{Upstream: 4, Auth: 4})
+		if node == 0 && t > 30 {
+			n.Services[0].Requests -= 120
+			n.Services = append(n.Services, report.Stratum{ID: "own", Counts: report.Counts{Requests: 120, Upstream: 60}, Heavy: &report.Counts{Requests: 120, Upstream: 60}})
+			n.Counts.Upstream += 60
 		}
+		return n
+	}).bake(30, 30)
+	if !strings.Contains(s.Worse, "upstream failures") {
+		t.Errorf("half of a third fails: %q", s.Worse)
 	}
 }
 

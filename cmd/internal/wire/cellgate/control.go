@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cellgate/cellgate/cmd/internal/supervisor"
+	"github.com/cellgate/cellgate/internal/sockdir"
 )
 
 // The words of the control socket.
@@ -31,7 +32,7 @@ type control struct {
 
 func listenControl(h home, handle func(context.Context, request) response) (*control, error) {
 	c := &control{handle: handle}
-	err := supervisor.InDir(string(h), h.controlFile(), func(path string) error {
+	err := sockdir.In(string(h), h.controlFile(), func(path string) error {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) { // a dead supervisor's; the lock is ours
 			return err
 		}

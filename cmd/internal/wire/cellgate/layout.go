@@ -29,6 +29,7 @@ const (
 	portEtcdPeer    = 2380
 	portIDP         = 8000
 	portBackend     = 8080
+	portConsul      = 8500
 	portBackendCtl  = 9900
 )
 
@@ -140,6 +141,9 @@ func (l *layout) cell(region cells.RegionID, r, c int, limit cells.MilliRPS) cel
 	}
 	return cell
 }
+
+// consul is where proxies look for a Consul agent. The world has none of its own: one may be started there.
+func (l *layout) consul() netip.AddrPort { return netip.AddrPortFrom(l.ip(254, 4), portConsul) }
 
 // ip is net.c.d.
 func (l *layout) ip(c, d int) netip.Addr {

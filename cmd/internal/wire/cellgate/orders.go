@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cellgate/cellgate/cmd/internal/supervisor"
 	"github.com/cellgate/cellgate/internal/supervise"
 )
 
@@ -24,9 +25,10 @@ func (w *world) handle(ctx context.Context, req request) response {
 	case "down":
 		w.stop(errDown)
 		<-w.stopped
-	case "start", "stop", "kill", "backend":
+	case "start", "stop", "kill", supervisor.Upgrade, "backend":
 		if res.Matched, err = match(req.Patterns, w.group.Names()); err == nil {
 			err = w.order(ctx, req, res.Matched)
+			w.rewrite() // whoever reads world.json after the command finds what it did
 		}
 	default:
 		err = fmt.Errorf("this supervisor knows no order %q", req.Op)
@@ -47,6 +49,8 @@ func (w *world) order(ctx context.Context, req request, names []string) error {
 		return w.group.Stop(ctx, names...)
 	case "kill":
 		return w.kill(names)
+	case supervisor.Upgrade:
+		return w.group.Replace(ctx, names...)
 	default:
 		return w.misbehave(ctx, names, req.Faults)
 	}

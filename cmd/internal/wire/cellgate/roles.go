@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/go-jose/go-jose/v4"
@@ -96,6 +97,8 @@ func idpCommand() *cobra.Command {
 type idpConfig struct {
 	Listen netip.AddrPort `json:"listen"`
 	Key    string         `json:"key"` // PEM file of the signing key
+	// More is a file with keys (RFC 7517, section 5) that are published beside it while the file is there.
+	More string `json:"more,omitempty"`
 }
 
 func runIDP(ctx context.Context, c idpConfig, log *slog.Logger) error {
@@ -116,7 +119,15 @@ func runIDP(ctx context.Context, c idpConfig, log *slog.Logger) error {
 	mux.HandleFunc("GET /keys", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Cache-Control", "max-age=300")
 		w.Header().Set("Content-Type", "application/jwk-set+json")
-		_ = json.NewEncoder(w).Encode(set) // the client's connection is all that can fail
+		all := set
+		if raw, err := os.ReadFile(c.More); err == nil {
+			var more jose.JSONWebKeySet
+			if err := json.Unmarshal(raw, &more); err != nil {
+				log.Warn("keys are no key set", "file", c.More, "error", err)
+			}
+			all.Keys = append(slices.Clone(set.Keys), more.Keys...)
+		}
+		_ = json.NewEncoder(w).Encode(all) // the client's connection is all that can fail
 	})
 	return serveHTTP(ctx, log, site{c.Listen, mux})
 }

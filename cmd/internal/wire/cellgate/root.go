@@ -70,6 +70,7 @@ func Command() *cobra.Command {
 		{"start", "start stopped processes and wait until they are ready"},
 		{"stop", "stop processes (SIGTERM, after 10 s SIGKILL); they stay down"},
 		{"kill", "kill processes (SIGKILL); they are started again after a second"},
+		{supervisor.Upgrade, "replace proxies by new processes, which take their sockets over; no request fails"},
 	} {
 		root.AddCommand(orderCommand(&dir, op.name, op.short))
 	}
@@ -128,6 +129,8 @@ func upCommand(dir *string) *cobra.Command {
 	f.DurationVar(&ttl, "ttl", 5*time.Second, "TTL of steered DNS answers")
 	f.DurationVar(&ramp, "ramp", 30*time.Second, "how long a restored cell takes to be full again")
 	f.StringVar(&o.Engine, "engine", "", "`engine` of the proxies, loop or goroutine; their default unless given")
+	f.StringVar(&o.QuotaRedis, "quota-redis", "", "`URL` of a Redis server that has the buckets of limits, such as redis://127.0.0.1:6379; they are in the controllers' memory unless given")
+	f.StringVar(&o.Consul, "consul", "", "`address` of a Consul agent that tells the proxies of upstreams' endpoints; 254.4:8500 of the block unless given")
 	f.Int64Var(&limit, "cell-limit", 5000, "what every cell is taken to carry, in requests per second")
 	return cmd
 }
@@ -298,7 +301,7 @@ func printStatus(out io.Writer, h home, res response) error {
 func orderCommand(dir *string, op, short string) *cobra.Command {
 	return &cobra.Command{
 		Use: op + " ROLE/ID…", Short: short, Args: cobra.MinimumNArgs(1),
-		Example: fmt.Sprintf("  cellgate %s proxy/eu-west/a/1\n  cellgate %s 'regionctl/*' etcd/eu-west", op, op),
+		Example: fmt.Sprintf("  cellgate %s proxy/eu-west/a/1\n  cellgate %s 'proxy/*'", op, op),
 		Long:    short + ".\nNames are as `cellgate status` lists them; `*` matches anything, slashes too.",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return order(cmd, *dir, request{Op: op, Patterns: args})

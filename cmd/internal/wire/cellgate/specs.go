@@ -12,6 +12,7 @@ import (
 
 	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/cmd/internal/bootstrap"
+	"github.com/cellgate/cellgate/cmd/internal/supervisor"
 	"github.com/cellgate/cellgate/internal/supervise"
 	"github.com/cellgate/cellgate/trust"
 )
@@ -40,6 +41,8 @@ type builder struct {
 	bin    string // directory of the daemons
 	timing bootstrap.Timing
 	engine string
+	consul string
+	redis  string
 	netns  string // netnsPrefix
 	made   []process
 }
@@ -200,7 +203,7 @@ func (b *builder) etcd(id string, r, host int, cluster map[string]netip.AddrPort
 
 func (b *builder) idp() error {
 	addr := b.at(254, 2, portIDP)
-	file, err := b.save("idp/idp", "", idpConfig{Listen: addr, Key: b.home.path("keys", "idp.key")})
+	file, err := b.save("idp/idp", "", idpConfig{Listen: addr, Key: b.home.path("keys", "idp.key"), More: b.home.path("keys", supervisor.MoreKeys)})
 	if err != nil {
 		return err
 	}
@@ -242,6 +245,7 @@ func (b *builder) controllersOf() error {
 			Peers: peers, Global: b.globalEtcd(), Regional: []string{"https://" + b.at(r+1, 251, portEtcdClient).String()},
 			Topology: b.topology, AdminTokenHash: hashOf(b.keys.tokens.Admin), PermitLoopback: true,
 			Zone: worldName, SteeredNames: []string{sampleHost}, ProbeHost: sampleHost, ProbePath: readyPath,
+			QuotaRedis: bootstrap.Redis{URL: b.redis},
 		})
 		if err != nil {
 			return err
@@ -331,7 +335,7 @@ func (b *builder) proxy(r int, cell cells.Cell, node cells.Node, edgeCert, edgeK
 		OwnHTTP: at(own, portHTTP), OwnHTTPS: at(own, portHTTPS), Admin: node.Admin,
 		EdgeCert: edgeCert, EdgeKey: edgeKey, AdminCert: cert, AdminKey: key,
 		AdminTokenHash: hashOf(b.keys.tokens.Admin), PermitLoopback: true,
-		Peer: node.Peer, HTTP3: true, Engine: b.engine,
+		Peer: node.Peer, HTTP3: true, Engine: b.engine, Consul: bootstrap.Consul{Address: b.consul},
 	}
 	for _, other := range cell.Nodes {
 		if other.ID != node.ID {
@@ -347,6 +351,8 @@ func (b *builder) proxy(r int, cell cells.Cell, node cells.Node, edgeCert, edgeK
 		udp: []netip.AddrPort{p.OwnHTTPS},
 	}, readyHTTP(p.OwnHTTP))
 	made.spec.Alive = newFrontDoor(p.OwnHTTP).alive
+	made.spec.Replace = append(slices.Clone(made.spec.Args), "--takeover")
+	made.spec.Env = append(made.spec.Env, fmt.Sprintf("%s=cellgate upgrade %s --dir %s", supervisor.UpgradeEnv, made.spec.Name, b.home))
 	return nil
 }
 

@@ -1,6 +1,7 @@
 package cellgate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,12 +22,14 @@ import (
 
 // Options of `cellgate up`.
 type Options struct {
-	Dir      string
-	Size     Size
-	Timing   bootstrap.Timing
-	Limit    cells.MilliRPS // of every cell, in thousandths of a request per second
-	Patience time.Duration  // how long a start may take
-	Engine   string         // of the proxies: "loop" or "goroutine"; empty = their default
+	Dir        string
+	Size       Size
+	Timing     bootstrap.Timing
+	Limit      cells.MilliRPS // of every cell, in thousandths of a request per second
+	Patience   time.Duration  // how long a start may take
+	Engine     string         // of the proxies: "loop" or "goroutine"; empty = their default
+	QuotaRedis string         // URL of a Redis server that has the buckets of limits; empty = controllers have them
+	Consul     string         // address of the Consul agent that proxies ask; empty = where one of the world would stand
 	// Netns is the prefix of the network namespaces that processes run in, see builder.inside; empty = all run in ours.
 	Netns string
 }
@@ -160,7 +163,7 @@ func (w *world) prepare(ctx context.Context, bin string) error {
 		return fmt.Errorf("keys: %w", err)
 	}
 	w.keys = keys
-	b := &builder{layout: w.layout, home: w.home, keys: keys, bin: bin, timing: w.opts.Timing, engine: w.opts.Engine, netns: netnsPrefix(w.opts.Netns)}
+	b := &builder{layout: w.layout, home: w.home, keys: keys, bin: bin, timing: w.opts.Timing, engine: w.opts.Engine, redis: w.opts.QuotaRedis, consul: cmp.Or(w.opts.Consul, w.consul().String()), netns: netnsPrefix(w.opts.Netns)}
 	if w.made, err = b.build(); err != nil {
 		return fmt.Errorf("bootstrap files: %w", err)
 	}

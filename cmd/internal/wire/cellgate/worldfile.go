@@ -10,7 +10,7 @@ import (
 
 func (l *layout) worldFile(h home, t tokens, ttl int, processes []supervise.Status) supervisor.World {
 	w := supervisor.World{
-		Admin: l.apiURLs(0)[0], CA: h.caFile(), Zone: worldName, Host: sampleHost, Path: samplePath, TTL: ttl,
+		Admin: l.apiURLs(0)[0], CA: h.caFile(), Zone: worldName, Host: sampleHost, Path: samplePath, TTL: ttl, Consul: l.consul().String(),
 		Tokens: supervisor.Tokens{Admin: t.Admin, Customer: t.Customer, Limited: t.Limited}, Supervisor: os.Getpid(),
 	}
 	for _, r := range l.routers() {

@@ -50,6 +50,7 @@ type upstreamView struct {
 	Idle      int      `json:"idle_connections"`
 	Pending   int      `json:"pending"`
 	Ejected   int      `json:"ejected"`
+	Down      int      `json:"down"`
 }
 
 func config(s *proxy.Server) configView {
@@ -62,7 +63,7 @@ func config(s *proxy.Server) configView {
 		view := upstreamView{ID: u.ID, Endpoints: u.Endpoints, Balance: u.Balance}
 		for _, n := range st.Upstreams {
 			if n.ID == u.ID {
-				view.Open, view.Idle, view.Pending, view.Ejected = n.Open, n.Idle, n.Pending, n.Ejected
+				view.Open, view.Idle, view.Pending, view.Ejected, view.Down = n.Open, n.Idle, n.Pending, n.Ejected, n.Down
 			}
 		}
 		v.Upstreams = append(v.Upstreams, view)
@@ -88,7 +89,7 @@ type origin struct {
 // registry holds all metrics of the node.
 func (c *core) registry(from func() origin) *prometheus.Registry {
 	reg := prometheus.NewRegistry()
-	reg.MustRegister(collector{c, from}, c.meter, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	reg.MustRegister(collector{c, from}, c.meter, c.shadow, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return reg
 }
 
@@ -124,9 +125,24 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(desc("config_age_seconds", "Time since the source of the configuration was last in touch."), time.Since(from.heard).Seconds())
 	gauge(desc("denylist_entries", "Callers and routes that are denied."), float64(from.denied))
 	gauge(desc("denylist_age_seconds", "Time since a controller last confirmed the denylist; an alarm above 60."), from.deniedAge.Seconds())
+	if l := c.limits.Leases(); l != nil {
+		q := l.Stats()
+		count(desc("quota_messages_total", "Messages to the region's quota service."), uint64(q.Messages))
+		count(desc("quota_asks_total", "Keys in these messages."), uint64(q.Asks))
+		gauge(desc("quota_sync_lag_seconds", "How long the last answer of the quota service took, or has not come for."), q.Lag.Seconds())
+		gauge(desc("quota_lost", "1 while the quota service doesn't answer and limits are kept by local shares."), one(q.Lost))
+		gauge(desc("quota_keys", "Limits that the node has leases of."), float64(q.Keys))
+	}
+	c.collectLookups(ch)
 	gauge(desc("connections", "Open client connections."), float64(st.Connections))
-	if lag, ok := c.lag(); ok {
+	lag := c.lag()
+	if len(c.loops) > 0 {
 		gauge(desc("loop_lag_seconds", "The longest that an event loop took for one turn since this was last read."), lag.Seconds())
+	}
+	gauge(desc("shed_level", "How much the node sheds for its own sake: background up to 1, normal up to 2, critical up to 3."), float64(st.Level)/1000)
+	sheds := desc("shed_total", "Exchanges that the node did not take for its own sake.", "priority")
+	for class, n := range st.Shed {
+		ch <- prometheus.MustNewConstMetric(sheds, prometheus.CounterValue, float64(n), priorityName(class))
 	}
 	gauge(desc("in_flight", "Exchanges under way."), float64(st.InFlight))
 	gauge(desc("tunnels", "Open WebSocket connections, each of which is an exchange under way."), float64(st.Tunnels))
@@ -135,11 +151,24 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	for code, n := range st.Faults {
 		ch <- prometheus.MustNewConstMetric(faults, prometheus.CounterValue, float64(n), http2.Code(code).String())
 	}
-	open, pending := desc("upstream_connections", "Open connections to an upstream.", "upstream"), desc("upstream_pending", "Exchanges that wait for a connection.", "upstream")
-	ejected := desc("upstream_ejected", "Endpoints that are out for failing.", "upstream")
-	for _, u := range st.Upstreams {
-		gauge(open, float64(u.Open), u.ID)
-		gauge(pending, float64(u.Pending), u.ID)
-		gauge(ejected, float64(u.Ejected), u.ID)
+	collectUpstreams(ch, st.Upstreams)
+}
+
+// collectLookups tells what services were asked on behalf of requests.
+func (c collector) collectLookups(ch chan<- prometheus.Metric) {
+	total := desc("lookups_total", "Questions to services on behalf of requests: answered, failed, joined (another one's answer served), refused (no budget).", "service", "outcome")
+	flight := desc("lookups_in_flight", "Questions to services under way.", "service")
+	for _, s := range c.asked.Stats() {
+		for outcome, n := range map[string]uint64{"answered": s.Answered, "failed": s.Failed, "joined": s.Joined, "refused": s.Refused} {
+			ch <- prometheus.MustNewConstMetric(total, prometheus.CounterValue, float64(n), s.Name, outcome)
+		}
+		ch <- prometheus.MustNewConstMetric(flight, prometheus.GaugeValue, float64(s.InFlight), s.Name)
 	}
+}
+
+func one(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
 }

@@ -7,6 +7,14 @@ import (
 	"github.com/cellgate/cellgate/proxy/engine"
 )
 
+// sockets is how many of each address an engine of a kind wants, on so many cores.
+func sockets(kind string, cores int) int {
+	if kind == loops || kind == "" && defaultEngine == loops {
+		return cores
+	}
+	return 1
+}
+
 // serving is an engine of any kind.
 type serving interface {
 	Run(ctx context.Context, listeners ...engine.Listener) error
@@ -38,16 +46,17 @@ func (c *core) newEngine(kind string, o engine.Options, cores int) serving {
 		return engine.NewNetHTTP(c.server, o)
 	case loops:
 		e, lag := newLoops(c.server, o, cores)
-		c.lags = append(c.lags, lag)
+		c.loops = append(c.loops, lag)
 		return e
 	}
 	return engine.New(c.server, o)
 }
 
-// lag is the longest that a client had to wait for a loop since it was last asked; ok is false where there are no loops.
-func (c *core) lag() (longest time.Duration, ok bool) {
-	for _, of := range c.lags {
+// loopLag is the longest that a client had to wait for a loop since it was last asked; ok is false where there are no loops. The
+// guard alone asks.
+func (c *core) loopLag() (longest time.Duration, ok bool) {
+	for _, of := range c.loops {
 		longest = max(longest, of())
 	}
-	return longest, len(c.lags) > 0
+	return longest, len(c.loops) > 0
 }

@@ -21,7 +21,11 @@ type flags struct {
 	h3                     bool
 	admin, engine          string
 	workers                int
-	accessLog              string
+	accessLog, state       string
+	secretsDir             string
+	takeover               bool
+	region, zone           string
+	consul, consulToken    string
 	maxAge                 time.Duration
 	trusted                []string
 	believed               hops.Trusted // trusted, once checked
@@ -44,6 +48,9 @@ The admin server is plain HTTP on loopback: /healthz /readyz /metrics /config.
 With --bootstrap, it is a node of a world: it serves what its cell's regionctl publishes, and goes on from its own disk
 when no regionctl answers. The admin server is HTTPS for a client certificate or the admin token.
 
+--state names a directory that is this process's alone. It keeps what providers and DNS have told over a restart, and
+` + "`proxy upgrade`" + ` finds the process there. With a bootstrap file it is the node's data directory.
+
 Every listener answers GET /.well-known/cellgate/ready: 200, or 503 while the node drains.`,
 		Example: `  proxy serve --document routes.yaml --http 127.0.0.1:8080 --admin 127.0.0.1:9901
   proxy serve --document routes.yaml --https :8443 --cert edge.pem --key edge.key --h3 --access-log -`,
@@ -53,7 +60,7 @@ Every listener answers GET /.well-known/cellgate/ready: 200, or 503 while the no
 				return err
 			}
 			if f.bootstrap != "" {
-				return serveWorld(cmd.Context(), f.bootstrap, cmd.ErrOrStderr())
+				return serveWorld(cmd.Context(), f.bootstrap, f.takeover, cmd.ErrOrStderr())
 			}
 			return serve(cmd.Context(), f, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
@@ -71,6 +78,13 @@ Every listener answers GET /.well-known/cellgate/ready: 200, or 503 while the no
 	fs.IntVar(&f.workers, "workers", 0, "cores to use; 0 = all")
 	fs.DurationVar(&f.maxAge, "max-connection-age", 5*time.Minute, "age, give or take a fifth, at which clients are asked to connect anew, so that they follow DNS")
 	fs.StringSliceVar(&f.trusted, "trusted-proxies", nil, "`networks` of proxies in front of the node, such as 10.0.0.0/8,192.0.2.7, that are believed about who their clients are")
+	fs.StringVar(&f.region, "region", "", "`name` of the region that the node is in: endpoints of upstreams that say theirs are near or far by it")
+	fs.StringVar(&f.zone, "zone", "", "`name` of the zone that the node is in, as --region")
+	fs.StringVar(&f.consul, "consul", "", "`address` of the Consul agent, host:port or a URL (http, https, unix); what is not given the environment says, as for Consul's own tools (CONSUL_HTTP_ADDR, …), or it is 127.0.0.1:8500")
+	fs.StringVar(&f.consulToken, "consul-token-file", "", "`file` with the ACL token for --consul")
+	fs.StringVar(&f.state, "state", "", "`directory` of what outlives the process, and of its upgrades; none unless given")
+	fs.StringVar(&f.secretsDir, "secrets", "", "`directory` with the files that policies name: client secrets, keys of sessions; none unless given")
+	fs.BoolVar(&f.takeover, takeoverFlag, false, "take the place of the process that runs with the same --state or --bootstrap, if there is one")
 	fs.StringVar(&f.accessLog, "access-log", "", "`file` for one JSON line per exchange; - = standard output; none unless given")
 	return c
 }
@@ -78,8 +92,12 @@ Every listener answers GET /.well-known/cellgate/ready: 200, or 503 while the no
 // check refuses what can't work, in words that say what would.
 func (f *flags) check(set *pflag.FlagSet) error {
 	if f.bootstrap != "" {
-		if set.NFlag() > 1 {
-			return usagef("--bootstrap FILE takes no other flag: the file says everything")
+		others := set.NFlag() - 1
+		if f.takeover {
+			others--
+		}
+		if others > 0 {
+			return usagef("--bootstrap FILE takes no other flag but --takeover: the file says everything")
 		}
 		return nil
 	}
@@ -96,6 +114,8 @@ func (f *flags) check(set *pflag.FlagSet) error {
 		return usagef("--h3 needs --https ADDR: HTTP/3 is served on its UDP side")
 	case !slices.Contains(engines(), f.engine):
 		return usagef("--engine %q is none of %s", f.engine, strings.Join(engines(), ", "))
+	case f.takeover && f.state == "":
+		return usagef("--takeover needs --state DIR or --bootstrap FILE, by which the running process is found")
 	case f.workers < 0:
 		return usagef("--workers %d: must be 0 (all cores) or more", f.workers)
 	case f.maxAge <= 0:

@@ -10,7 +10,6 @@ import (
 	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/proxy/agent"
 	"github.com/cellgate/cellgate/proxy/engine"
-	"github.com/cellgate/cellgate/proxy/listen"
 	"github.com/cellgate/cellgate/proxy/peer"
 	"github.com/cellgate/cellgate/trust"
 )
@@ -42,7 +41,7 @@ func (n *worldNode) bindPeer(ctx context.Context, to []engine.Listener) ([]engin
 	if !n.boot.Peer.IsValid() {
 		return to, nil
 	}
-	l, err := listen.TCP(ctx, n.boot.Peer.String(), false)
+	l, err := n.one(ctx, "peer", n.boot.Peer.String())
 	if err != nil {
 		return nil, err
 	}

@@ -11,9 +11,10 @@ import (
 
 // The exit codes of every command (DESIGN, section 5).
 const (
-	exitDone   = 0
-	exitFailed = 1
-	exitUsage  = 2
+	exitDone    = 0
+	exitFailed  = 1
+	exitUsage   = 2
+	exitRefused = 3
 )
 
 // usageError is the caller's wrong use of the command line.
@@ -33,7 +34,7 @@ func root() *cobra.Command {
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	c.AddCommand(serveCommand())
+	c.AddCommand(serveCommand(), upgradeCommand())
 	return c
 }
 
@@ -51,8 +52,11 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	}
 	fmt.Fprintf(stderr, "%s: %v\n", cmd.CommandPath(), err)
 	var usage usageError
-	if errors.As(err, &usage) || !begun {
+	switch {
+	case errors.As(err, &usage) || !begun:
 		return exitUsage
+	case refused(err):
+		return exitRefused
 	}
 	return exitFailed
 }

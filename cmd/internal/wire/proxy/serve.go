@@ -12,45 +12,59 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/cellgate/cellgate/discovery/consul"
 	"github.com/cellgate/cellgate/proxy"
 	"github.com/cellgate/cellgate/proxy/accesslog"
+	"github.com/cellgate/cellgate/proxy/ask"
 	"github.com/cellgate/cellgate/proxy/callers"
+	"github.com/cellgate/cellgate/proxy/decide"
 	"github.com/cellgate/cellgate/proxy/engine"
 	"github.com/cellgate/cellgate/proxy/hops"
 	"github.com/cellgate/cellgate/proxy/jwks"
 	"github.com/cellgate/cellgate/proxy/listen"
 	"github.com/cellgate/cellgate/proxy/meter"
 	"github.com/cellgate/cellgate/proxy/program"
+	"github.com/cellgate/cellgate/proxy/secrets"
+	"github.com/cellgate/cellgate/proxy/shadow"
 	"github.com/cellgate/cellgate/proxy/upstream"
 	"github.com/cellgate/cellgate/snapshot"
 )
 
 // core is what every mode of the node consists of beneath its sockets.
 type core struct {
-	log     *slog.Logger
-	keys    *jwks.Pool
-	access  *accesslog.Log // nil = none
-	meter   *meter.Meter
-	cert    *listen.Certificate // nil = no TLS
-	server  *proxy.Server
-	callers *callers.Authenticator
-	lags    []func() time.Duration // of the loops; written before anything runs
+	log       *slog.Logger
+	keys      *jwks.Pool
+	asked     *ask.Services // identity providers and the like
+	secrets   *secrets.Store
+	shadow    *shadow.Watcher
+	decisions *decide.Decisions
+	access    *accesslog.Log // nil = none
+	meter     *meter.Meter
+	cert      *listen.Certificate // nil = no TLS
+	server    *proxy.Server
+	cores     int // to serve on; Go has more processors than these once there are loops
+	callers   *callers.Authenticator
+	limits    *callers.Limiter
+	loops     []func() time.Duration // lags of the loops; written before anything runs
+	lags
 	applied time.Time
+	place   *place
 }
 
 // newCore makes everything that needs no socket. dir is where what others have told is kept over restarts; empty names stand
-// for nothing of the kind.
-func newCore(log *slog.Logger, allow snapshot.Allow, trusted hops.Trusted, dir, accessLog string, more ...proxy.Recorder) (c *core, err error) {
-	start, keysDir, namesFile := time.Now(), "", ""
+// for nothing of the kind. Start is what limits counts time from.
+func newCore(log *slog.Logger, start time.Time, limits *callers.Limiter, allow snapshot.Allow, here snapshot.Locality, trusted hops.Trusted, agent consul.Options, dir, secretsDir, accessLog string, more ...proxy.Recorder) (c *core, err error) {
+	keysDir, namesFile, endpointsFile := "", "", ""
 	if dir != "" {
-		keysDir, namesFile = filepath.Join(dir, "jwks"), filepath.Join(dir, "upstream-names.json")
+		keysDir, namesFile, endpointsFile = filepath.Join(dir, "jwks"), filepath.Join(dir, "upstream-names.json"), filepath.Join(dir, "upstream-endpoints.json")
 	}
-	c = &core{log: log, meter: meter.New(), keys: jwks.New(jwks.Options{Allow: allow, Log: log, Dir: keysDir})}
+	c = &core{log: log, asked: ask.New(ask.Options{Allow: allow, Log: log}), secrets: secrets.New(secretsDir, log), cores: runtime.GOMAXPROCS(0), limits: limits, meter: meter.New(), keys: jwks.New(jwks.Options{Allow: allow, Log: log, Dir: keysDir})}
 	recorders := append([]proxy.Recorder{c.meter}, more...)
 	if accessLog != "" {
 		if c.access, err = accesslog.Open(accessLog, log); err != nil {
@@ -58,13 +72,16 @@ func newCore(log *slog.Logger, allow snapshot.Allow, trusted hops.Trusted, dir, 
 		}
 		recorders = append(recorders, c.access)
 	}
-	c.callers = callers.NewAuthenticator(c.keys, start)
+	c.callers = callers.NewAuthenticator(callers.Sources{Keys: c.keys, Services: c.asked, Secrets: c.secrets}, start)
+	c.shadow, c.decisions = shadow.New(c.callers, log), decide.New(c.asked, c.secrets)
 	c.server = proxy.New(proxy.Options{
+		Shadow:    c.shadow,
+		Decisions: c.decisions,
 		Auth:      c.callers,
-		Limits:    callers.NewLimiter(start),
+		Limits:    limits,
 		Recorders: recorders,
 		Trusted:   trusted,
-		Upstream:  upstream.Options{Allow: allow, NamesFile: namesFile, Log: log},
+		Upstream:  upstream.Options{Allow: allow, Here: here, NamesFile: namesFile, EndpointsFile: endpointsFile, Finder: newFinder(log, agent), Log: log},
 	})
 	return c, nil
 }
@@ -72,10 +89,26 @@ func newCore(log *slog.Logger, allow snapshot.Allow, trusted hops.Trusted, dir, 
 // runBelow runs what the exchanges need, until ctx ends.
 func (c *core) runBelow(ctx context.Context, g *errgroup.Group) {
 	g.Go(func() error { return c.server.Run(ctx) })
+	g.Go(func() error { return newGuard(c).run(ctx) })
 	g.Go(func() error { return c.keys.Run(ctx) })
+	g.Go(func() error { return c.secrets.Run(ctx) })
+	g.Go(func() error { return c.shadow.Run(ctx) })
 	if c.access != nil {
 		g.Go(func() error { return c.access.Run(ctx) })
 	}
+}
+
+// keyPatience is how long a swap waits for the key sets that only the new program needs.
+const keyPatience = time.Second
+
+// awaitKeys gives new providers a moment. One that doesn't answer holds nothing up: its routes say auth_unavailable.
+func (c *core) awaitKeys(urls []string) {
+	for end := time.Now().Add(keyPatience); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		if !slices.ContainsFunc(urls, func(u string) bool { return c.keys.Keys(u) == nil }) {
+			return
+		}
+	}
+	c.log.Warn("serving without the key sets of some providers; their routes answer auth_unavailable until they come")
 }
 
 // node is what one document's server consists of.
@@ -96,49 +129,72 @@ func serve(parent context.Context, f flags, stdout, stderr io.Writer) error {
 	}
 	ctx, stop := signal.NotifyContext(parent, syscall.SIGTERM, os.Interrupt)
 	defer stop()
+	place, err := newPlace(ctx, f.state, f.takeover)
+	if err != nil {
+		return err
+	}
 	n := &node{flags: f}
-	first, err := load(f.document, 1, time.Now(), nil)
+	listeners, admin, err := n.prepare(ctx, place, slog.New(slog.NewTextHandler(stderr, nil)))
 	if err != nil {
-		return err
+		return place.failed(err)
 	}
-	if err := n.build(slog.New(slog.NewTextHandler(stderr, nil)), first); err != nil {
-		return err
-	}
-	listeners, err := n.bind(ctx)
-	if err != nil {
-		return err
-	}
-	admin, err := n.bindAdmin(ctx)
-	if err != nil {
-		return err
-	}
+	said := map[string]bool{}
 	for _, l := range listeners {
+		addr := ""
 		if l.UDP != nil {
-			fmt.Fprintf(stdout, "serving on %s (UDP)\n", l.UDP.LocalAddr())
-			continue
+			addr = l.UDP.LocalAddr().String() + " (UDP)"
+		} else {
+			addr = l.Addr().String()
 		}
-		fmt.Fprintf(stdout, "serving on %s\n", l.Addr())
+		if !said[addr] {
+			said[addr] = true
+			fmt.Fprintln(stdout, "serving on", addr)
+		}
 	}
 	return n.run(ctx, listeners, admin)
 }
 
+// prepare makes everything that is needed to serve.
+func (n *node) prepare(ctx context.Context, place *place, log *slog.Logger) (all []engine.Listener, admin net.Listener, err error) {
+	first, err := load(n.document, 1, time.Now(), nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := n.build(log, place, first); err != nil {
+		return nil, nil, err
+	}
+	if all, err = n.bind(ctx); err == nil {
+		admin, err = n.bindAdmin(ctx)
+	}
+	place.sockets.Settle()
+	return all, admin, err
+}
+
 // build makes everything that needs no socket.
-func (n *node) build(log *slog.Logger, first *program.Program) (err error) {
-	if n.core, err = newCore(log, snapshot.Loopback(), n.believed, "", n.accessLog); err != nil {
+func (n *node) build(log *slog.Logger, place *place, first *program.Program) (err error) {
+	if err := place.own(); err != nil {
 		return err
 	}
+	start := time.Now()
+	if n.core, err = newCore(log, start, callers.NewLimiter(start), snapshot.Loopback(), snapshot.Locality{Region: n.region, Zone: n.zone}, n.believed, consul.Options{Address: n.consul, TokenFile: n.consulToken}, n.state, n.secretsDir, n.accessLog); err != nil {
+		return err
+	}
+	n.place = place
 	if n.https != "" {
 		if n.core.cert, err = listen.LoadCertificate(n.flags.cert, n.key); err != nil {
 			return err
 		}
 	}
-	n.engine = n.newEngine(n.flags.engine, engine.Options{MaxAge: n.maxAge}, runtime.GOMAXPROCS(0))
+	n.engine = n.newEngine(n.flags.engine, engine.Options{MaxAge: n.maxAge}, n.cores)
 	return n.apply(first)
 }
 
 func (n *node) apply(p *program.Program) error {
+	if err := n.secrets.Want(callers.Needs(p.Policies)); err != nil {
+		return err
+	}
 	n.keys.Want(callers.Providers(p.Policies))
-	if err := n.server.Apply(p, 1); err != nil {
+	if err := n.server.Apply(p); err != nil {
 		return err
 	}
 	n.number, n.applied = p.Number, time.Now()
@@ -147,68 +203,111 @@ func (n *node) apply(p *program.Program) error {
 }
 
 func (n *node) bind(ctx context.Context) (all []engine.Listener, err error) {
+	count := sockets(n.flags.engine, n.cores)
 	if n.http != "" {
-		l, err := listen.TCP(ctx, n.http, false)
-		if err != nil {
+		if all, err = n.listen(ctx, all, edge{name: "http", addr: n.http, count: count}); err != nil {
 			return nil, err
 		}
-		all = append(all, engine.Listener{Listener: l})
 	}
 	if n.https != "" {
-		l, err := listen.TCP(ctx, n.https, false)
-		if err != nil {
-			return nil, err
-		}
-		if all, err = n.secure(ctx, all, l, n.h3); err != nil {
-			return nil, err
-		}
+		return n.listen(ctx, all, edge{name: "https", addr: n.https, count: count, tls: true, h3: n.h3})
 	}
 	return all, nil
 }
 
-// secure adds a TCP socket with TLS, and the UDP side of its address for HTTP/3.
-func (c *core) secure(ctx context.Context, to []engine.Listener, l net.Listener, h3 bool) ([]engine.Listener, error) {
-	cfg := c.cert.Config()
-	if !h3 {
-		return append(to, engine.Listener{Listener: l, TLS: cfg}), nil
-	}
-	udp, err := listen.UDP(ctx, l.Addr().String())
+// edge is an address that clients come to.
+type edge struct {
+	name, addr      string
+	shared, tls, h3 bool // h3: with the UDP side of the address for HTTP/3
+	count           int  // of its sockets
+}
+
+// listen adds the sockets of an address.
+func (c *core) listen(ctx context.Context, to []engine.Listener, e edge) ([]engine.Listener, error) {
+	all, err := c.place.sockets.TCP(ctx, e.name, e.addr, e.shared, e.count)
 	if err != nil {
 		return nil, err
 	}
-	_, port, _ := net.SplitHostPort(l.Addr().String())
-	return append(to,
-		engine.Listener{Listener: l, TLS: cfg, AltSvc: `h3=":` + port + `"; ma=3600`},
-		engine.Listener{UDP: udp, TLS: cfg, Secret: c.cert.Secret}), nil
+	l := engine.Listener{}
+	if e.tls {
+		l.TLS = c.cert.Config()
+	}
+	if e.h3 {
+		udp, err := c.place.sockets.UDP(ctx, e.name, all[0].Addr().String())
+		if err != nil {
+			return nil, err
+		}
+		to = append(to, engine.Listener{UDP: udp, TLS: l.TLS, Secret: c.cert.Secret})
+		_, port, _ := net.SplitHostPort(all[0].Addr().String())
+		l.AltSvc = `h3=":` + port + `"; ma=3600`
+	}
+	for _, s := range all {
+		l.Listener = s
+		to = append(to, l)
+	}
+	return to, nil
+}
+
+// one binds an address for what needs a single socket.
+func (c *core) one(ctx context.Context, name, addr string) (net.Listener, error) {
+	all, err := c.place.sockets.TCP(ctx, name, addr, false, 1)
+	if err != nil {
+		return nil, err
+	}
+	return all[0], nil
 }
 
 func (n *node) bindAdmin(ctx context.Context) (net.Listener, error) {
 	if n.admin == "" {
 		return nil, nil
 	}
-	return listen.TCP(ctx, n.admin, false)
+	return n.one(ctx, "admin", n.admin)
 }
 
 // run serves until ctx ends. What the exchanges need outlives the engine: it ends last.
 func (n *node) run(ctx context.Context, listeners []engine.Listener, admin net.Listener) error {
 	below, end := context.WithCancel(context.Background())
 	defer end()
+	ctx, leave := context.WithCancel(ctx)
+	defer leave()
+	seen, hide := context.WithCancel(below)
+	defer hide()
 	var g errgroup.Group
 	n.runBelow(below, &g)
-	if admin != nil {
-		g.Go(func() error { return n.serveAdmin(below, admin) })
+	if err := n.succeed(ctx); err != nil {
+		end()
+		_ = g.Wait()
+		return n.place.failed(err)
 	}
 	g.Go(func() error { n.signals(below, n.reload); return nil })
 	g.Go(func() error {
 		defer end()
 		return n.engine.Run(ctx, listeners...)
 	})
+	if err := n.place.confirm(&holder{core: n.core, place: n.place, leave: func() { hide(); leave() }}, n.log); err != nil {
+		leave()
+		return errors.Join(err, g.Wait())
+	}
+	if admin != nil {
+		g.Go(func() error { return n.serveAdmin(seen, admin) })
+	}
+	g.Go(func() error { return n.place.serve(ctx) })
 	return g.Wait()
+}
+
+// succeed waits until the process before has yielded, if there is one, once this one could serve.
+func (n *node) succeed(ctx context.Context) error {
+	if n.place.taken == nil {
+		return nil
+	}
+	n.awaitKeys(callers.Providers(n.server.Program().Policies))
+	_, err := n.place.taken.Ready(ctx)
+	return err
 }
 
 func (n *node) serveAdmin(ctx context.Context, l net.Listener) error {
 	srv := &http.Server{Handler: adminHandler(n.server, n.registry(n.origin)), ReadHeaderTimeout: 5 * time.Second}
-	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
+	stop := context.AfterFunc(ctx, func() { _ = srv.Shutdown(context.Background()) })
 	defer stop()
 	if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("admin: %w", err)

@@ -12,7 +12,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -24,6 +23,7 @@ import (
 	"github.com/cellgate/cellgate/cmd/internal/admin"
 	"github.com/cellgate/cellgate/cmd/internal/bootstrap"
 	"github.com/cellgate/cellgate/denylist"
+	"github.com/cellgate/cellgate/discovery/consul"
 	"github.com/cellgate/cellgate/internal/certfile"
 	"github.com/cellgate/cellgate/proxy/agent"
 	"github.com/cellgate/cellgate/proxy/callers"
@@ -32,12 +32,10 @@ import (
 	"github.com/cellgate/cellgate/proxy/listen"
 	"github.com/cellgate/cellgate/proxy/peer"
 	"github.com/cellgate/cellgate/proxy/program"
+	"github.com/cellgate/cellgate/proxy/quota"
 	"github.com/cellgate/cellgate/snapshot"
 	"github.com/cellgate/cellgate/trust"
 )
-
-// keyPatience is how long a swap waits for the key sets that only the new program needs.
-const keyPatience = time.Second
 
 // worldNode is a node of a world.
 type worldNode struct {
@@ -54,50 +52,68 @@ type worldNode struct {
 	used   usage
 
 	ownEngine, sharedEngine serving // for the node's addresses and for those of its cell
+	lend                    chan loan
+	lentOut                 loan // owned by the holder's calls
 	busy                    busy
+	fleet                   fleet // who keeps limits together
 	change                  change
 }
 
 // serveWorld binds the node's own addresses first, so that a second process with the same name fails before it touches the
 // disk; then it serves from disk; the addresses that it shares with its cell are bound when it can
 // answer there.
-func serveWorld(parent context.Context, file string, stderr io.Writer) error {
+func serveWorld(parent context.Context, file string, takeover bool, stderr io.Writer) error {
 	if parent == nil {
 		parent = context.Background()
 	}
 	ctx, stop := signal.NotifyContext(parent, syscall.SIGTERM, os.Interrupt)
 	defer stop()
-	n, err := newWorldNode(file, slog.New(slog.NewJSONHandler(stderr, nil)))
+	boot, err := loadBootstrap(file)
 	if err != nil {
 		return err
 	}
-	own, err := n.bind(ctx, false, n.boot.OwnHTTP, n.boot.OwnHTTPS)
+	place, err := newPlace(ctx, boot.DataDir, takeover)
 	if err != nil {
 		return err
 	}
-	if err := n.follow(); err != nil {
-		return err
-	}
-	own, err = n.bindPeer(ctx, own)
+	n, err := newWorldNode(file, boot, place, slog.New(slog.NewJSONHandler(stderr, nil)))
 	if err != nil {
-		return err
+		return place.failed(err)
 	}
-	adm, err := n.bindAdmin() // after follow: its metrics read the agent
+	own, adm, err := n.prepare(ctx)
 	if err != nil {
-		return err
+		return place.failed(err)
 	}
 	return n.run(ctx, own, adm)
 }
 
-func newWorldNode(file string, log *slog.Logger) (*worldNode, error) {
-	boot, err := bootstrap.Load[bootstrap.Proxy](file)
-	if err != nil {
-		return nil, err
+// prepare binds what is the node's own and opens its disk.
+func (n *worldNode) prepare(ctx context.Context) (own []engine.Listener, adm *admin.Server, err error) {
+	if own, err = n.bind(ctx, "own", false, n.boot.OwnHTTP, n.boot.OwnHTTPS); err != nil {
+		return nil, nil, err
+	}
+	if err := n.follow(); err != nil {
+		return nil, nil, err
+	}
+	if own, err = n.bindPeer(ctx, own); err != nil {
+		return nil, nil, err
+	}
+	adm, err = n.bindAdmin(ctx) // after follow: its metrics read the agent
+	return own, adm, err
+}
+
+func loadBootstrap(file string) (boot bootstrap.Proxy, err error) {
+	if boot, err = bootstrap.Load[bootstrap.Proxy](file); err != nil {
+		return boot, err
 	}
 	if err := checkBootstrap(&boot); err != nil {
-		return nil, fmt.Errorf("%s: %w", file, err)
+		return boot, fmt.Errorf("%s: %w", file, err)
 	}
-	n := &worldNode{boot: boot, first: make(chan struct{})}
+	return boot, nil
+}
+
+func newWorldNode(file string, boot bootstrap.Proxy, place *place, log *slog.Logger) (n *worldNode, err error) {
+	n = &worldNode{boot: boot, first: make(chan struct{}), lend: make(chan loan)}
 	if boot.PermitLoopback {
 		n.allow = snapshot.Loopback()
 	}
@@ -115,12 +131,14 @@ func newWorldNode(file string, log *slog.Logger) (*worldNode, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: trusted_proxies: %w", file, err)
 	}
-	if n.core, err = newCore(log.With("node", boot.ID), n.allow, trusted, boot.DataDir, boot.AccessLog, n.tail); err != nil {
+	start, here := time.Now(), snapshot.Locality{Region: string(boot.Cell.Region()), Zone: boot.Zone}
+	if n.core, err = newCore(log.With("node", boot.ID), start, callers.NewShared(start), n.allow, here, trusted, consul.Options{Address: boot.Consul.Address, TokenFile: boot.Consul.TokenFile}, boot.DataDir, boot.Secrets, boot.AccessLog, n.tail); err != nil {
 		return nil, err
 	}
+	n.core.place = place
 	n.server.SetTail(n.tail)
 	o := engine.Options{MaxAge: boot.MaxConnectionAge}
-	n.sharedEngine = n.newEngine(boot.Engine, o, runtime.GOMAXPROCS(0))
+	n.sharedEngine = n.newEngine(boot.Engine, o, n.cores)
 	n.ownEngine = n.newEngine(boot.Engine, o, 1) // for those who check the node, and its peers
 	if n.cert, err = listen.LoadCertificate(boot.EdgeCert, boot.EdgeKey); err != nil {
 		return nil, err
@@ -152,29 +170,30 @@ func checkBootstrap(b *bootstrap.Proxy) error {
 }
 
 // bind listens on those of the two addresses that are given.
-func (n *worldNode) bind(ctx context.Context, shared bool, plain, secure netip.AddrPort) (all []engine.Listener, err error) {
+func (n *worldNode) bind(ctx context.Context, whose string, shared bool, plain, secure netip.AddrPort) (all []engine.Listener, err error) {
+	e := edge{name: whose + " http", addr: plain.String(), shared: shared, count: sockets(n.boot.Engine, 1)}
+	if shared {
+		e.count = sockets(n.boot.Engine, n.cores)
+	}
 	if plain.IsValid() {
-		l, err := listen.TCP(ctx, plain.String(), shared)
-		if err != nil {
+		if all, err = n.listen(ctx, all, e); err != nil {
 			return nil, err
 		}
-		all = append(all, engine.Listener{Listener: l})
 	}
 	if secure.IsValid() {
-		l, err := listen.TCP(ctx, secure.String(), shared)
-		if err != nil {
-			return nil, err
-		}
-		if all, err = n.secure(ctx, all, l, n.boot.HTTP3 && !shared); err != nil {
-			return nil, err
-		}
+		e.name, e.addr, e.tls, e.h3 = whose+" https", secure.String(), true, n.boot.HTTP3 && !shared
+		return n.listen(ctx, all, e)
 	}
 	return all, nil
 }
 
-func (n *worldNode) bindAdmin() (*admin.Server, error) {
+func (n *worldNode) bindAdmin(ctx context.Context) (*admin.Server, error) {
+	l, err := n.one(ctx, "admin", n.boot.Admin.String())
+	if err != nil {
+		return nil, err
+	}
 	return admin.Listen(admin.Options{
-		Addr: n.boot.Admin, CertFile: n.boot.AdminCert, KeyFile: n.boot.AdminKey, TokenHash: n.boot.AdminTokenHash,
+		Listener: l, CertFile: n.boot.AdminCert, KeyFile: n.boot.AdminKey, TokenHash: n.boot.AdminTokenHash,
 		Signer: n.signer, Roots: n.roots, Log: n.log, Ready: n.ready,
 		Gatherer: n.metrics(),
 		Pages:    map[string]http.Handler{"GET /config": http.HandlerFunc(n.configPage)},
@@ -185,7 +204,7 @@ func (n *worldNode) ready() error {
 	switch {
 	case n.server.Program() == nil:
 		return errors.New("not ready: no snapshot on disk and none received yet; waiting for a regionctl at " + strings.Join(n.boot.Controllers, ", "))
-	case n.server.Draining():
+	case !n.server.Ready():
 		return errors.New("not ready: shutting down")
 	}
 	return nil
@@ -206,11 +225,14 @@ func (n *worldNode) origin() origin {
 
 // follow opens the node's disk and makes its agent.
 func (n *worldNode) follow() (err error) {
+	if err := n.place.own(); err != nil {
+		return err
+	}
 	n.agent, err = agent.New(agent.Options{
 		ID: n.boot.ID, Dir: filepath.Join(n.boot.DataDir, "config"), Roots: n.roots,
 		TLS: trust.ClientTLS(n.signer, n.roots, trust.RoleController), Controllers: n.boot.Controllers,
-		Copies: n.cellCopies(), Steer: n.tail.Update, Apply: n.apply, Check: n.check, Reconnect: n.server.Reconnect, Deny: n.deny, Observe: n.observe,
-		ReportEvery: time.Second, Log: n.log,
+		Copies: n.cellCopies(), Steer: n.steer, Leases: n.limits.Leases().Serve, Apply: n.apply, Check: n.check, Reconnect: n.server.Reconnect, Deny: n.deny, Observe: n.observe,
+		Lent: n.place.taken != nil, ReportEvery: time.Second, Log: n.log,
 	})
 	return err
 }
@@ -219,6 +241,7 @@ func (n *worldNode) follow() (err error) {
 func (n *worldNode) deny(set *denylist.Set) {
 	n.callers.Deny(set)
 	n.server.Deny(set)
+	n.decisions.Purge()
 }
 
 // apply gets the key sets of new providers under way, waits a moment for them, and swaps.
@@ -228,28 +251,27 @@ func (n *worldNode) apply(p *program.Program, share int) error {
 	if old != nil {
 		both = slices.Concat(urls, callers.Providers(old.Policies)) // it is asked for a second opinion
 	}
+	needs := callers.Needs(p.Policies)
+	if old != nil {
+		needs = append(needs, callers.Needs(old.Policies)...)
+	}
+	if err := n.secrets.Want(needs); err != nil {
+		return err
+	}
 	n.keys.Want(both)
 	n.awaitKeys(urls)
 	asked, witnesses := n.meter.Routes(), n.meter.Witnesses()
-	if err := n.server.Apply(p, share); err != nil {
+	if err := n.server.Apply(p); err != nil {
 		return err
 	}
+	n.tellFleet(func(f *quota.Fleet) { f.Cell = share })
 	n.change.swap(old, p, asked, witnesses)
 	n.once.Do(func() { close(n.first) })
 	return nil
 }
 
-// awaitKeys gives new providers a moment. One that doesn't answer holds nothing up: its routes say auth_unavailable.
-func (n *worldNode) awaitKeys(urls []string) {
-	for end := time.Now().Add(keyPatience); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		if !slices.ContainsFunc(urls, func(u string) bool { return n.keys.Keys(u) == nil }) {
-			return
-		}
-	}
-	n.log.Warn("serving without the key sets of some providers; their routes answer auth_unavailable until they come")
-}
-
-// check refuses a program that this node could only answer errors for: an upstream that it may not connect to.
+// check refuses a program that this node could only answer errors for: an upstream that it may not connect to, a secret that it
+// doesn't have.
 func (n *worldNode) check(p *program.Program) error {
 	for _, u := range p.Upstreams {
 		for _, e := range u.Endpoints {
@@ -258,7 +280,7 @@ func (n *worldNode) check(p *program.Program) error {
 			}
 		}
 	}
-	return nil
+	return n.secrets.Check(callers.Needs(p.Policies))
 }
 
 // run serves until ctx ends. What the exchanges need, the agent and the admin server outlive the engines.
@@ -267,26 +289,32 @@ func (n *worldNode) run(ctx context.Context, own []engine.Listener, adm *admin.S
 	defer end()
 	ctx, fail := context.WithCancel(ctx)
 	defer fail()
+	seen, hide := context.WithCancel(below)
+	defer hide()
 	var g errgroup.Group
 	n.runBelow(below, &g)
-	failing := func(run func(context.Context) error) func() error {
+	failing := func(ctx context.Context, run func(context.Context) error) func() error {
 		return func() error {
-			err := run(below)
+			err := run(ctx)
 			if err != nil {
 				fail()
 			}
 			return err
 		}
 	}
-	g.Go(failing(adm.Run))
-	g.Go(failing(n.copies.Run))
-	g.Go(failing(n.tail.Run))
+	g.Go(failing(below, n.limits.Leases().Watch))
+	g.Go(failing(below, n.copies.Run))
+	g.Go(failing(below, n.tail.Run))
 	g.Go(func() error { n.signals(below, n.reloadCertificate); return nil })
 	g.Go(func() error {
 		return certfile.Follow(below, n.log, map[string]certfile.File{"identity": n.signer, "roots": n.roots, "edge": n.cert, "admin": adm})
 	})
+	if err := n.succeed(ctx); err != nil {
+		end()
+		_ = g.Wait()
+		return n.place.failed(err)
+	}
 	n.log.Info("node up", "own_http", n.boot.OwnHTTP, "own_https", n.boot.OwnHTTPS, "admin", n.boot.Admin, "data_dir", n.boot.DataDir)
-	g.Go(failing(func(ctx context.Context) error { n.agent.Boot(); return n.agent.Run(ctx) }))
 	g.Go(func() error {
 		defer end()
 		var engines errgroup.Group
@@ -294,8 +322,99 @@ func (n *worldNode) run(ctx context.Context, own []engine.Listener, adm *admin.S
 		engines.Go(func() error { defer fail(); return n.serveShared(ctx) })
 		return engines.Wait()
 	})
+	h := &holder{core: n.core, place: n.place, lend: n.lendDisk, back: n.takeBack, leave: func() { hide(); fail() }}
+	if err := n.place.confirm(h, n.log); err != nil {
+		fail()
+		return errors.Join(err, g.Wait())
+	}
+	g.Go(failing(seen, adm.Run))
+	g.Go(failing(below, n.runAgent))
+	g.Go(func() error { return n.place.serve(ctx) })
 	return g.Wait()
 }
+
+// succeed takes over from the process before, if there is one, once this one could serve what its disk says.
+func (n *worldNode) succeed(ctx context.Context) error {
+	if n.place.taken == nil {
+		return nil
+	}
+	n.agent.Boot()
+	if err := n.ready(); err != nil {
+		return err
+	}
+	note, err := n.place.taken.Ready(ctx)
+	if err != nil {
+		return err
+	}
+	var last *agent.Life
+	if err := json.Unmarshal(note, &last); note != nil && err != nil {
+		return fmt.Errorf("takeover: %w", err)
+	}
+	n.used.since() // what the start has cost is no word about the requests
+	return n.agent.Own(last)
+}
+
+// loan is the node's disk in a successor's hands, until it comes back, if it does.
+type loan struct{ lent, back chan struct{} }
+
+// runAgent serves what the disk says and follows the controllers while the disk is this process's.
+func (n *worldNode) runAgent(ctx context.Context) error {
+	if n.place.taken == nil {
+		n.agent.Boot()
+	}
+	for ctx.Err() == nil {
+		turn, stop := context.WithCancel(ctx)
+		ended := make(chan error, 1)
+		go func() { ended <- n.agent.Run(turn) }()
+		select {
+		case err := <-ended:
+			stop()
+			return err
+		case l := <-n.lend:
+			stop()
+			if err := <-ended; err != nil {
+				return err
+			}
+			close(l.lent)
+			n.settle(ctx, l.back)
+		}
+	}
+	return nil
+}
+
+// settle waits for the disk; requests go on meanwhile.
+func (n *worldNode) settle(ctx context.Context, back <-chan struct{}) {
+	ctx, stop := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() { defer close(ended); n.agent.Settle(ctx) }()
+	select {
+	case <-back:
+	case <-ctx.Done():
+	}
+	stop()
+	<-ended
+}
+
+// lendDisk stops the agent, which is the only one that writes what must have one writer.
+func (n *worldNode) lendDisk() (json.RawMessage, error) {
+	l := loan{make(chan struct{}), make(chan struct{})}
+	late := time.After(5 * time.Second)
+	select {
+	case n.lend <- l:
+	case <-late:
+		return nil, errors.New("the node's disk is not free")
+	}
+	n.lentOut = l
+	select {
+	case <-l.lent:
+	case <-late:
+		close(l.back)
+		return nil, errors.New("the node's disk is not free")
+	}
+	return json.Marshal(n.agent.Life())
+}
+
+func (n *worldNode) takeBack() { close(n.lentOut.back) }
 
 // serveShared joins the cell's addresses when there is something to serve.
 func (n *worldNode) serveShared(ctx context.Context) error {
@@ -304,10 +423,11 @@ func (n *worldNode) serveShared(ctx context.Context) error {
 		return nil
 	case <-n.first:
 	}
-	shared, err := n.bind(ctx, true, n.boot.SharedHTTP, n.boot.SharedHTTPS)
+	shared, err := n.bind(ctx, "shared", true, n.boot.SharedHTTP, n.boot.SharedHTTPS)
 	if err != nil {
 		return err
 	}
+	n.place.sockets.Settle()
 	n.log.Info("joined the cell's addresses", "http", n.boot.SharedHTTP, "https", n.boot.SharedHTTPS)
 	return n.sharedEngine.Run(ctx, shared...)
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cellgate/cellgate/cmd/internal/supervisor"
+	"github.com/cellgate/cellgate/internal/durable"
 	"github.com/cellgate/cellgate/regionctl"
 	"github.com/cellgate/cellgate/regionctl/drill"
 )
@@ -76,7 +77,7 @@ func (w *drillWorld) records() string { return filepath.Join(w.dir, "drills") }
 func layoutOf(dir string, world supervisor.World) (drill.Layout, error) {
 	l := drill.Layout{
 		DNS: world.DNS, Host: world.Host, Path: world.Path, TTL: time.Duration(world.TTL) * time.Second,
-		Customer: world.Tokens.Customer, Admin: world.Tokens.Admin, Roots: x509.NewCertPool(),
+		Customer: world.Tokens.Customer, Limited: world.Tokens.Limited, Consul: world.Consul, Admin: world.Tokens.Admin, Roots: x509.NewCertPool(),
 	}
 	pem, err := os.ReadFile(world.CA)
 	if err != nil {
@@ -130,6 +131,15 @@ func (w *drillWorld) Slow(ctx context.Context, upstream string, by time.Duration
 		Op: supervisor.Backend, Patterns: []string{"backend/" + upstream + "-*"}, Faults: &supervisor.Faults{Slow: by},
 	})
 	return err
+}
+
+// Keys goes by way of a file, so that no order of the supervisor is needed for it.
+func (w *drillWorld) Keys(_ context.Context, set []byte) error {
+	file := filepath.Join(w.dir, "keys", supervisor.MoreKeys)
+	if set == nil {
+		return os.Remove(file)
+	}
+	return durable.Write(file, set)
 }
 
 func (w *drillWorld) Status(ctx context.Context) (regionctl.Status, error) {

@@ -44,7 +44,7 @@ func Root() *cobra.Command {
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
 	config := configCommand()
-	root.AddCommand(config)
+	root.AddCommand(config, sessionCommand())
 	addOnline(root, config)
 	return root
 }

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -17,7 +18,9 @@ import (
 
 	"github.com/cellgate/cellgate/cmd/internal/bootstrap"
 	"github.com/cellgate/cellgate/internal/certfile"
+	"github.com/cellgate/cellgate/nodeapi"
 	"github.com/cellgate/cellgate/regionctl"
+	"github.com/cellgate/cellgate/regionctl/quota/redis"
 	"github.com/cellgate/cellgate/store/etcd"
 	"github.com/cellgate/cellgate/trust"
 )
@@ -82,6 +85,10 @@ func serve(ctx context.Context, file string, stderr io.Writer) error {
 		return fmt.Errorf("regional store: %w", err)
 	}
 	defer regional.Close()
+	backend, err := quotaBackend(b.QuotaRedis)
+	if err != nil {
+		return err
+	}
 	c, err := regionctl.New(regionctl.Options{
 		World: b.World, ID: b.ID, Region: b.Region, Topology: b.Topology, Zone: b.Zone, SteeredNames: b.SteeredNames,
 		PermitLoopback: b.PermitLoopback, AdminTokenHash: b.AdminTokenHash,
@@ -89,7 +96,7 @@ func serve(ctx context.Context, file string, stderr io.Writer) error {
 		DownAfter: b.Timing.DownAfter, UpAfter: b.Timing.UpAfter, FlapCap: b.Timing.FlapCap, OnInsufficient: b.Timing.OnInsufficient,
 		Global: global, Regional: regional,
 		Signer: signer, Roots: roots, APICert: cert.Get, NodeAPI: nodes, API: api, Peers: b.Peers,
-		Now: time.Now, Log: log,
+		Quota: backend, Now: time.Now, Log: log,
 	})
 	if err != nil {
 		return err
@@ -102,4 +109,19 @@ func serve(ctx context.Context, file string, stderr io.Writer) error {
 		return certfile.Follow(ctx, log, map[string]certfile.File{"identity": signer, "roots": roots, "API": cert})
 	})
 	return g.Wait()
+}
+
+// quotaBackend is nil when no server is named.
+func quotaBackend(r bootstrap.Redis) (nodeapi.Grantor, error) {
+	if r.URL == "" {
+		return nil, nil
+	}
+	var password func() (string, error)
+	if r.PasswordFile != "" {
+		password = func() (string, error) {
+			raw, err := os.ReadFile(r.PasswordFile)
+			return strings.TrimSpace(string(raw)), err
+		}
+	}
+	return redis.New(r.URL, password)
 }

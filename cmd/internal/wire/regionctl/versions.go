@@ -3,6 +3,7 @@ package regionctl
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/url"
 	"slices"
 	"strconv"
@@ -169,5 +170,8 @@ func explainedTable(t *tabwriter.Writer, e regionctl.Explained) {
 	row(t, "AUTH", dash(e.Auth))
 	for _, u := range e.Upstreams {
 		row(t, "UPSTREAM", fmt.Sprintf("%s (weight %d)", u.Upstream, u.Weight))
+		for _, name := range slices.Sorted(maps.Keys(u.Rules)) {
+			row(t, "  "+name, u.Rules[name])
+		}
 	}
 }

@@ -1,0 +1,24 @@
+package auth
+
+import "github.com/cellgate/cellgate/reason"
+
+// who reads the claims that say who somebody is, which mean the same in tokens, in what providers say of tokens and in
+// sessions: sub, jti, client, scopes, and the one that names the consumer, which must be there if the policy wants it.
+func who(m map[string]any, consumer string, id *Identity) bool {
+	ok := text(m, "sub", &id.Subject)
+	if consumer != "" {
+		ok = ok && text(m, consumer, &id.Consumer) && id.Consumer != ""
+	}
+	if id.ClientID, _ = m["client_id"].(string); id.ClientID == "" {
+		id.ClientID, _ = m["azp"].(string)
+	}
+	return ok && text(m, "jti", &id.TokenID) && scopes(m, id)
+}
+
+// permitted says whether the identity has all of the scopes that its policy wants.
+func permitted(id *Identity, wanted []string) reason.Reason {
+	if !all(wanted, id.Scopes) {
+		return reason.ScopeMissing
+	}
+	return reason.None
+}

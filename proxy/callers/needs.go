@@ -1,0 +1,24 @@
+package callers
+
+import (
+	"github.com/cellgate/cellgate/proxy/secrets"
+	"github.com/cellgate/cellgate/snapshot"
+)
+
+// Needs lists the secrets that the policies name.
+func Needs(policies []snapshot.Policy) (all []secrets.Need) {
+	for _, p := range policies {
+		if p.Introspection != nil {
+			all = append(all, secrets.Text(p.Introspection.ClientSecretFile))
+		}
+		if p.Session != nil {
+			all = append(all, sessionKeys(p.Session.KeysFile))
+		}
+	}
+	for _, p := range policies {
+		if p.Decision != nil && p.Decision.SecretFile != "" {
+			all = append(all, secrets.Text(p.Decision.SecretFile))
+		}
+	}
+	return all
+}

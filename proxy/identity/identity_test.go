@@ -1,0 +1,46 @@
+package identity
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/cellgate/cellgate/proxy/auth"
+)
+
+func TestFieldsTellWhatIsKnownAndNothingElse(t *testing.T) {
+	facts := &auth.Identity{ClientID: "web", Scopes: []string{"read", "write"}}
+	for name, c := range map[string]struct {
+		told Told
+		want string
+	}{
+		"a user":             {Told{User: "alice", Consumer: "acme", Issuer: "https://id", Facts: facts}, "X-Caller: alice|X-Caller-User: alice|X-Caller-Issuer: https://id|X-Caller-Consumer: acme|X-Caller-Client: web|X-Caller-Scopes: read write|"},
+		"a key":              {Told{Consumer: "acme"}, "X-Caller: acme|X-Caller-Consumer: acme|"},
+		"line ends":          {Told{User: "a\r\nX-Caller: root", Facts: &auth.Identity{Scopes: []string{"x\ny", "ok"}}}, "X-Caller: -|X-Caller-User: -|X-Caller-Scopes: - ok|"},
+		"blanks at its ends": {Told{User: " root"}, "X-Caller: -|X-Caller-User: -|"},
+		"beyond ASCII":       {Told{User: "ünal"}, "X-Caller: -|X-Caller-User: -|"},
+	} {
+		if got := strings.ReplaceAll(string(c.told.AppendFields(nil)), "\r\n", "|"); got != c.want || !c.told.Known() {
+			t.Errorf("%s: %s", name, got)
+		}
+	}
+	if (Told{Issuer: "i", Facts: facts}).Known() {
+		t.Error("nobody is known")
+	}
+}
+
+func TestFieldsAllocateNothing(t *testing.T) {
+	told := Told{User: "alice", Consumer: "acme", Issuer: "i", Facts: &auth.Identity{ClientID: "web", Scopes: []string{"read", "write"}}}
+	room := make([]byte, 0, 512)
+	if n := testing.AllocsPerRun(100, func() { room = told.AppendFields(room[:0]) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func TestANetworkOfOneCallerIsOneCaller(t *testing.T) {
+	for addr, want := range map[string]string{"2001:db8::1": "2001:db8::/64", "2001:db8:0:0:ffff::2": "2001:db8::/64", "192.0.2.1": "192.0.2.1"} {
+		if got := Address(netip.MustParseAddr(addr), addr); got != want {
+			t.Errorf("%s is %s", addr, got)
+		}
+	}
+}

@@ -1,0 +1,11 @@
+//go:build amd64 || arm64
+
+package prefetch
+
+import "unsafe"
+
+//go:noescape
+func line(p unsafe.Pointer)
+
+//go:noescape
+func lines(p unsafe.Pointer, n uintptr)

@@ -1,0 +1,86 @@
+package secrets
+
+import (
+	"bytes"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func put(t *testing.T, dir, name, text string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestSecretsAreReadRenewedAndForgotten(t *testing.T) {
+	dir := t.TempDir()
+	var said bytes.Buffer
+	s := New(dir, slog.New(slog.NewTextHandler(&said, nil)))
+	put(t, dir, "a", "one\n")
+	if err := s.Check([]Need{Text("a")}); err != nil || s.Get("a") != nil {
+		t.Errorf("checked: %v, kept %v", err, s.Get("a") != nil)
+	}
+	if err := s.Want([]Need{Text("a")}); err != nil || s.Get("a").Value != "one" {
+		t.Fatal(err)
+	}
+	if err := s.Want([]Need{Text("a"), Text("b")}); err == nil || !strings.Contains(err.Error(), "b") || s.Get("a") == nil {
+		t.Errorf("one is missing: %v", err)
+	}
+	put(t, dir, "a", "two")
+	if s.Reload(); s.Get("a").Value != "two" {
+		t.Errorf("not renewed: %v", s.Get("a").Value)
+	}
+	put(t, dir, "a", "hid\x00den")
+	for range 3 {
+		s.Reload()
+	}
+	if s.Get("a").Value != "two" || strings.Count(said.String(), "refused") != 1 {
+		t.Errorf("a bad file: %v\n%s", s.Get("a").Value, said.String())
+	}
+	if err := s.Want([]Need{Text("a")}); err != nil || s.Get("a").Value != "two" {
+		t.Errorf("what was read is not in use: %v", err)
+	}
+	if strings.Contains(said.String(), "hid") || strings.Contains(said.String(), "two") {
+		t.Errorf("the log tells: %s", said.String())
+	}
+	if err := s.Want(nil); err != nil || s.Get("a") != nil {
+		t.Error("not forgotten")
+	}
+}
+
+func TestWhatIsNoSecretIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	put(t, dir, "empty", "\n")
+	put(t, dir, "lines", "a\nb\n")
+	put(t, dir, "large", strings.Repeat("a", MaxFile+1))
+	put(t, dir, "fine", "x")
+	if err := os.Mkdir(filepath.Join(dir, "folder"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := New(dir, slog.New(slog.DiscardHandler))
+	for _, name := range []string{"empty", "lines", "large", "folder", "pipe", "missing", "../x", "a/b", "", ".", ".."} {
+		if err := s.Want([]Need{Text(name)}); err == nil {
+			t.Errorf("%q is a secret", name)
+		}
+	}
+	other := Text("fine")
+	other.Kind = "keys"
+	if err := s.Want([]Need{Text("fine"), other}); err == nil {
+		t.Error("one file is of two kinds")
+	}
+	if err := New("", slog.New(slog.DiscardHandler)).Want([]Need{Text("fine")}); err == nil || !strings.Contains(err.Error(), "directory") {
+		t.Errorf("without a directory: %v", err)
+	}
+}

@@ -1,0 +1,104 @@
+package shadow
+
+import (
+	"io"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/cellgate/cellgate/proxy"
+	"github.com/cellgate/cellgate/proxy/program"
+	"github.com/cellgate/cellgate/reason"
+	"github.com/cellgate/cellgate/snapshot"
+)
+
+// byPolicy lets in whom the policy "now" is asked about, refuses for "next", and waits for "slow".
+type byPolicy struct{}
+
+func (byPolicy) Foresee(*proxy.Credentials) {}
+
+func (byPolicy) Authenticate(c *proxy.Credentials, _ *proxy.Identity, _ time.Time) (reason.Reason, <-chan struct{}) {
+	switch c.Policy.ID {
+	case "next":
+		return reason.ScopeMissing, nil
+	case "slow":
+		return reason.AuthUnavailable, make(chan struct{})
+	}
+	return reason.None, nil
+}
+
+type unlimited struct{}
+
+func (unlimited) Take([]proxy.Claim, int, time.Time) (int, <-chan struct{}) { return -1, nil }
+func (unlimited) Aim([]proxy.Claim)                                         {}
+
+const document = `
+version: v1
+routes: [{id: r, match: {host: a.example, path: /r}, upstream: up, auth: now, policies: [next, slow, web]}]
+upstreams: [{id: up, endpoints: ["127.0.0.1:1"]}]
+policies:
+  - {id: now, jwt: {issuer: "https://i.example", audience: a, jwks: "https://i.example/keys"}}
+  - {id: next, mode: shadow, jwt: {issuer: "https://n.example", audience: a, jwks: "https://n.example/keys"}}
+  - {id: slow, mode: shadow, jwt: {issuer: "https://s.example", audience: a, jwks: "https://s.example/keys"}}
+  - {id: web, mode: shadow, cors: {origins: ["https://app.example"]}}
+`
+
+// J3: verdicts of policies in shadow mode are counted, and the exchange goes on as if they weren't there, without waiting.
+func TestAPolicyInShadowModeIsCountedAndChangesNothing(t *testing.T) {
+	cfg, problems := snapshot.Decode([]snapshot.File{{Name: "d", Data: []byte(document)}}, snapshot.Loopback())
+	if err := problems.Err(); err != nil {
+		t.Fatal(err)
+	}
+	snap, err := snapshot.Seal(cfg, snapshot.Meta{Number: 1, Author: "t"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := program.Compile(snap, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := New(byPolicy{}, slog.New(slog.NewTextHandler(io.Discard, nil)))
+	w.every = 1
+	s := proxy.New(proxy.Options{Auth: byPolicy{}, Limits: unlimited{}, Shadow: w})
+	if err := s.Apply(p); err != nil {
+		t.Fatal(err)
+	}
+	const n = 100
+	for range n {
+		x := s.Acquire()
+		x.Start = time.Now()
+		if _, err := x.Request.Parse([]byte("GET /r HTTP/1.1\r\nHost: a.example\r\nAuthorization: Bearer t\r\nOrigin: https://evil.example\r\n\r\n")); err != nil {
+			t.Fatal(err)
+		}
+		if v := x.Run(time.Now()); v != proxy.Next || x.Parked || x.Reason != reason.None {
+			t.Fatalf("verdict %d, parked %v, %v", v, x.Parked, x.Reason)
+		}
+		s.Release(x)
+	}
+	for policy, why := range map[string]reason.Reason{"next": reason.ScopeMissing, "slow": reason.AuthUnavailable, "web": reason.CORSRefused} {
+		if got := w.of(policy)[why].Load(); got != n {
+			t.Errorf("%s: %d times %v, not %d", policy, got, why, n)
+		}
+	}
+	if kept := uint64(len(w.queue)); kept != queued || w.dropped.Load() != 3*n-queued {
+		t.Errorf("%d kept and %d dropped of %d", kept, w.dropped.Load(), 3*n)
+	}
+	reg := prometheus.NewPedanticRegistry()
+	reg.MustRegister(w)
+	families, err := reg.Gather()
+	if err != nil || len(families) != 2 || families[1].GetName() != "cellgate_proxy_shadow_verdicts_total" || len(families[1].GetMetric()) != 3 || len(families[1].GetMetric()[0].GetLabel()) != 3 {
+		t.Fatalf("%v, %v", families, err)
+	}
+}
+
+func TestPoliciesBeyondTheBoundAreCountedTogether(t *testing.T) {
+	w := New(byPolicy{}, slog.New(slog.DiscardHandler))
+	for i := range maxPolicies + 50 {
+		w.of(string(rune('a'+i%26)) + time.Duration(i).String())[0].Add(1)
+	}
+	if len(w.counts) > maxPolicies+1 || w.of(other)[0].Load() == 0 {
+		t.Fatalf("%d policies", len(w.counts))
+	}
+}

@@ -1,0 +1,25 @@
+package proxy
+
+import (
+	"time"
+
+	"github.com/cellgate/cellgate/proxy/program"
+)
+
+// Shadow is told of exchanges on routes with policies in shadow mode (J3). It must not block, nor change anything.
+type Shadow interface {
+	Try(x *Exchange, on *program.Route, as *Identity, now time.Time)
+}
+
+// try shows an exchange that what is enforced has let in to what is not.
+func try(x *Exchange) Verdict {
+	if len(x.match.Route.Shadows) > 0 && x.server.opts.Shadow != nil {
+		x.server.opts.Shadow.Try(x, x.match.Route, &x.identity, x.now)
+	}
+	return Next
+}
+
+// Shown is what the exchange says to one of the program's policies; whole is false when credentials are doubled.
+func (x *Exchange) Shown(policy int32) (c Credentials, whole bool) {
+	return x.present(x.table.program, &x.table.program.Policies[policy], x.match.Tenant)
+}

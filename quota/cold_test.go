@@ -1,0 +1,77 @@
+package quota
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+)
+
+// Who stays below the limit is admitted from the first request on, wherever the bucket is: on one machine, in one building.
+func TestACallerBelowItsLimitIsAdmittedFromTheStart(t *testing.T) {
+	for _, regions := range []int{1, 2} {
+		for _, strict := range []bool{false, true} {
+			for name, limit := range map[string]Limit{"1000/s": {Rate: 1000, Burst: 200}, "20/s": {Rate: 20, Burst: 20}, "a day": PerDay(3000)} {
+				limit.Strict = strict
+				for _, every := range []int64{5 * ms, 20 * ms, 100 * ms, 1000 * ms} {
+					n := int(limit.Rate * float64(every) / 1e9)
+					if limit.Day == 0 && n < 1 {
+						continue
+					}
+					w := newWorld(1, limit, regions, 4)
+					sent := 0
+					for at := int64(0); at < 3000*ms; at += step {
+						w.tick()
+						if at%every == 0 {
+							w.request(w.nodes[regions-1]) // of a region that doesn't own the key, where there is one
+							sent++
+						}
+					}
+					for range 10 {
+						w.tick()
+					}
+					// A strict key that another region owns may be spent once before that region has answered.
+					most := 0.0
+					if strict && regions > 1 {
+						most = 2
+					}
+					if w.refused > most {
+						t.Errorf("%d regions, strict %v, %s, one each %d ms: %s", regions, strict, name, every/ms, fmt.Sprintf("%.0f of %d refused", w.refused, sent))
+					}
+				}
+			}
+		}
+	}
+}
+
+// Who stays far below the limit notices nothing when the service of his region, or of the one that owns the key, dies and
+// comes back with an empty memory, however the answers are delayed.
+func TestACallerFarBelowItsLimitNoticesNoDeath(t *testing.T) {
+	for _, regions := range []int{1, 3} {
+		for _, late := range []bool{false, true} {
+			w := newWorld(4, Limit{Rate: 10_000, Burst: 2000}, regions, 12)
+			w.alone = true
+			r := rand.New(rand.NewPCG(4, 4))
+			if late {
+				w.late = func() int64 { return r.Int64N(12) * step }
+			}
+			for at := int64(0); at < 12_000*ms; at += step {
+				w.tick()
+				w.home.down = at > 2000*ms && at < 5000*ms || at > 7000*ms && at < 7400*ms
+				if at == 5000*ms || at == 7400*ms {
+					w.bear(0)
+				}
+				if at == 9000*ms && regions > 1 {
+					w.bear(1)
+				}
+				for _, n := range w.nodes {
+					for range poisson(r, 25*seconds(step)) {
+						w.request(n)
+					}
+				}
+			}
+			if w.refused > 0 {
+				t.Errorf("%d regions, late %v: %.0f of %.0f refused", regions, late, w.refused, w.refused+w.admitted)
+			}
+		}
+	}
+}

@@ -1,0 +1,151 @@
+package snapshot
+
+import (
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// policyKind is one kind of policy. Its name is its key in documents.
+type policyKind struct {
+	name string
+	// identity: it says who calls; a route has at most one such policy, as its auth.
+	identity bool
+	// many: a route may name several; they take their turn in its order.
+	many bool
+	// since is the least form of reader that knows the kind: an older one would pass over it in silence.
+	since  int
+	decode func(d *decoder, n *yaml.Node, p *at, into *Policy)
+	has    func(p *Policy) bool
+	format func(p *Policy, into *docPolicy)
+}
+
+// policyKinds lists the kinds; each has a file of its own but the first two.
+func policyKinds() []policyKind {
+	return []policyKind{
+		{"jwt", true, false, 1, decodeJWT, func(p *Policy) bool { return p.JWT != nil }, formatJWT},
+		{"api_key", true, false, 1, decodeAPIKey, func(p *Policy) bool { return p.APIKey != nil }, formatAPIKey},
+		{"cors", false, false, 2, decodeCORS, func(p *Policy) bool { return p.CORS != nil }, formatCORS},
+		{"authz", false, true, 3, decodeAuthz, func(p *Policy) bool { return p.Authz != nil }, formatAuthz},
+		{"introspection", true, false, 4, decodeIntrospection, func(p *Policy) bool { return p.Introspection != nil }, formatIntrospection},
+		{"transform", false, true, 5, decodeTransform, func(p *Policy) bool { return p.Transform != nil }, formatTransform},
+		{"session", true, false, 6, decodeSession, func(p *Policy) bool { return p.Session != nil }, formatSession},
+		{"decision", false, false, 7, decodeDecision, func(p *Policy) bool { return p.Decision != nil }, formatDecision},
+	}
+}
+
+// ModeShadow is the mode of a policy whose verdicts are counted and change nothing (J3).
+const ModeShadow = "shadow"
+
+// Shadow says whether the policy is only tried.
+func (p *Policy) Shadow() bool { return p.Mode == ModeShadow }
+
+// sinceShadow is the least form of reader that knows the mode: an older one would enforce the policy.
+const sinceShadow = 7
+
+// tried says whether policies of the kind may be in shadow mode: those that can give a verdict at once, and change nothing else.
+func (k *policyKind) tried() bool {
+	return slices.Contains([]string{"jwt", "api_key", "authz", "cors"}, k.name)
+}
+
+// Kind is the name of the policy's kind; empty for a policy without one, which no valid Config has.
+func (p *Policy) Kind() string {
+	for _, k := range policyKinds() {
+		if k.has(p) {
+			return k.name
+		}
+	}
+	return ""
+}
+
+// Identifies says whether the policy says who calls.
+func (p *Policy) Identifies() bool {
+	return slices.ContainsFunc(policyKinds(), func(k policyKind) bool { return k.identity && k.has(p) })
+}
+
+// minReader is the least form that a reader of the configuration must know.
+func (c *Config) minReader() int {
+	least := Form
+	for i := range c.Policies {
+		if c.Policies[i].Shadow() {
+			least = max(least, sinceShadow)
+		}
+		for _, k := range policyKinds() {
+			if k.has(&c.Policies[i]) {
+				least = max(least, k.since)
+			}
+		}
+	}
+	return least
+}
+
+func (d *decoder) policy(n *yaml.Node, s spot, p *at) {
+	kinds := policyKinds()
+	keys, names := []string{"id", "mode"}, []string{}
+	for _, k := range kinds {
+		names = append(names, k.name)
+	}
+	o, ok := d.object(n, p, append(keys, names...))
+	if !ok {
+		return
+	}
+	var pol Policy
+	pol.ID, ok = d.id(o, kindPolicy, s)
+	if pol.ID == "none" {
+		o.wrong("id", "none means no policy", "choose another id")
+	}
+	if pol.Mode = o.oneOf("mode", "", "enforce", ModeShadow); pol.Mode == "enforce" {
+		pol.Mode = ""
+	}
+	given := 0
+	for _, k := range kinds {
+		if n := o.get(k.name); n != nil {
+			given++
+			k.decode(d, n, p.child(k.name), &pol)
+			if pol.Shadow() {
+				if !k.tried() {
+					o.wrong("mode", "has no meaning for "+k.name, "jwt, api_key, authz and cors can be tried in the shadow")
+				}
+				d.shadows[pol.ID], k.identity, k.many = ok, false, true
+			}
+			if ok {
+				d.kinds[pol.ID] = k
+			}
+		}
+	}
+	if given != 1 {
+		d.wrong(o.line, p, "has exactly one kind", "one of "+strings.Join(names, ", "))
+	}
+	if ok {
+		d.cfg.Policies = append(d.cfg.Policies, pol)
+	}
+}
+
+func decodeJWT(d *decoder, n *yaml.Node, p *at, into *Policy) { into.JWT = d.jwt(n, p) }
+
+func decodeAPIKey(d *decoder, n *yaml.Node, p *at, into *Policy) {
+	if _, ok := d.object(n, p, nil); ok {
+		into.APIKey = &APIKey{}
+	}
+}
+
+func formatPolicy(p *Policy) docPolicy {
+	d := docPolicy{ID: p.ID, Mode: p.Mode}
+	for _, k := range policyKinds() {
+		if k.has(p) {
+			k.format(p, &d)
+		}
+	}
+	return d
+}
+
+func formatJWT(p *Policy, into *docPolicy) {
+	j := p.JWT
+	into.JWT = &docJWT{j.Issuer, j.Audience, j.JWKS, j.Scopes, j.Algorithms, j.ConsumerClaim, ""}
+	if j.MaxTokenLifetime != 0 {
+		into.JWT.MaxTokenLifetime = Duration(j.MaxTokenLifetime)
+	}
+}
+
+func formatAPIKey(_ *Policy, into *docPolicy) { into.APIKey = &struct{}{} }

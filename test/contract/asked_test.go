@@ -1,0 +1,130 @@
+package contract
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cellgate/cellgate/test/harness"
+)
+
+// introspected is a provider of opaque tokens that counts its questions, and whose answers the test sets by token.
+type introspected struct {
+	sync.Mutex
+	asked  atomic.Int64
+	answer map[string]string
+	slow   time.Duration
+}
+
+func (p *introspected) says(token, answer string) {
+	p.Lock()
+	defer p.Unlock()
+	p.answer[token] = answer
+}
+
+func (p *introspected) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	p.asked.Add(1)
+	p.Lock()
+	answer, slow := p.answer[r.FormValue("token")], p.slow
+	p.Unlock()
+	time.Sleep(slow)
+	if id, secret, ok := r.BasicAuth(); !ok || id != "gw" || secret != "s3cret%2F" || r.Method != http.MethodPost {
+		w.WriteHeader(401)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	if answer == "" {
+		answer = `{"active":false}`
+	}
+	fmt.Fprint(w, answer)
+}
+
+func secretsDir(t *testing.T, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// A document names a provider, its secret lies in a file of the node: tokens that the provider calls active pass, others are 401,
+// and when the provider is gone what isn't known is 503 with a time, never asked twice, and never let in.
+func TestOpaqueTokensAreAskedAbout(t *testing.T) {
+	p := &introspected{answer: map[string]string{"good": `{"active":true,"sub":"alice","scope":"orders","exp":4102444800}`, "weak": `{"active":true,"sub":"bob"}`}}
+	idp := httptest.NewServer(p)
+	defer idp.Close()
+	addr := harness.FreeAddr(t)
+	doc := harness.WriteFile(t, "doc.yaml", fmt.Sprintf(`version: v1
+routes: [{id: orders, match: {host: api.example.com, path: /v1/orders}, upstream: orders, auth: opaque}]
+upstreams: [{id: orders, endpoints: [%q]}]
+policies: [{id: opaque, introspection: {url: %q, client_id: gw, client_secret_file: idp.secret, scopes: [orders], timeout: 1s}}]
+`, backend(t), idp.URL+"/introspect"))
+	if out := run(t, "proxy", "serve", "--document", doc, "--http", addr); out.Code != 1 || !strings.Contains(out.Stderr, "secrets") {
+		t.Fatalf("served without its secret: exit %d %s", out.Code, out.Stderr)
+	}
+	d := harness.Start(t, "proxy", "serve", "--document", doc, "--http", addr, "--secrets", secretsDir(t, map[string]string{"idp.secret": "s3cret/\n"}))
+	url := "http://" + addr + "/v1/orders"
+	d.WaitHTTP("http://"+addr+"/.well-known/cellgate/ready", 200)
+	holds := func(token string, status int, reason string, asks int64) {
+		t.Helper()
+		before := p.asked.Load()
+		res := askAs(t, http.DefaultClient, "GET", url, "Authorization", "Bearer "+token)
+		if res.StatusCode != status || res.Header.Get("X-Cellgate-Reason") != reason || p.asked.Load()-before != asks {
+			t.Errorf("%s: %d %v after %d questions %s", token, res.StatusCode, res.Header, p.asked.Load()-before, res.body)
+		}
+		if status == 503 && res.Header.Get("Retry-After") == "" {
+			t.Errorf("%s: 503 without a time", token)
+		}
+	}
+	holds("good", 200, "", 1)
+	holds("good", 200, "", 0)
+	holds("weak", 403, "scope_missing", 1)
+	holds("bad", 401, "token_invalid", 1)
+	holds("bad", 401, "token_invalid", 0)
+	holds("no%token", 401, "token_invalid", 0)
+	p.says("torn", `{"active":`)
+	holds("torn", 503, "auth_unavailable", 1)
+	idp.Close()
+	holds("good", 200, "", 0)
+	holds("new", 503, "auth_unavailable", 0)
+	if log := d.Stderr(); strings.Contains(log, "s3cret") || strings.Contains(log, "Bearer") {
+		t.Errorf("a secret is in the log:\n%s", log)
+	}
+}
+
+// Many who come with one unknown token at once cause one question.
+func TestOneQuestionServesAllWhoWaitForIt(t *testing.T) {
+	p := &introspected{answer: map[string]string{"good": `{"active":true,"sub":"alice"}`}, slow: 100 * time.Millisecond}
+	idp := httptest.NewServer(p)
+	defer idp.Close()
+	addr := harness.FreeAddr(t)
+	doc := harness.WriteFile(t, "doc.yaml", fmt.Sprintf(`version: v1
+routes: [{id: orders, match: {host: api.example.com, path: /v1/orders}, upstream: orders, auth: opaque}]
+upstreams: [{id: orders, endpoints: [%q]}]
+policies: [{id: opaque, introspection: {url: %q, client_id: gw, client_secret_file: idp.secret, timeout: 1s}}]
+`, backend(t), idp.URL))
+	d := harness.Start(t, "proxy", "serve", "--document", doc, "--http", addr, "--secrets", secretsDir(t, map[string]string{"idp.secret": "s3cret/"}))
+	d.WaitHTTP("http://"+addr+"/.well-known/cellgate/ready", 200)
+	var wg sync.WaitGroup
+	for range 20 {
+		wg.Go(func() {
+			if res := askAs(t, http.DefaultClient, "GET", "http://"+addr+"/v1/orders", "Authorization", "Bearer good"); res.StatusCode != 200 {
+				t.Errorf("%d %s", res.StatusCode, res.body)
+			}
+		})
+	}
+	wg.Wait()
+	if n := p.asked.Load(); n != 1 {
+		t.Errorf("%d questions for one token", n)
+	}
+}

@@ -1,0 +1,253 @@
+//go:build long
+
+package e2e
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cellgate/cellgate/internal/loopback"
+	"github.com/cellgate/cellgate/test/harness"
+)
+
+// The sample gives the tenant of globex.gw.test 1,000 requests a second in the whole world.
+const (
+	tenantLimit = 1000
+	tenantLoad  = 1500
+)
+
+// hopper sends a steady load to two proxies and counts what is admitted.
+type hopper struct {
+	t       *testing.T
+	w       *world
+	proxies []string // addresses of their own
+	client  *http.Client
+	work    [2]chan string
+	tally   sync.Map // status → *atomic.Int64
+	done    sync.WaitGroup
+}
+
+func newHopper(t *testing.T, w *world) *hopper {
+	h := &hopper{t: t, w: w, client: &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: 32}}}
+	for _, c := range w.cells() {
+		for _, p := range c.Proxies {
+			h.proxies = append(h.proxies, fmt.Sprintf("%s:%d", p.Address, c.HTTP))
+		}
+	}
+	for i := range h.work {
+		h.work[i] = make(chan string, 256)
+		for range 12 {
+			h.done.Go(func() { h.labour(h.work[i]) })
+		}
+	}
+	t.Cleanup(func() {
+		close(h.work[0])
+		close(h.work[1])
+		h.done.Wait()
+	})
+	return h
+}
+
+func (h *hopper) labour(work chan string) {
+	for at := range work {
+		req, err := http.NewRequest(http.MethodGet, "http://"+at+"/v1/catalog/7", nil)
+		if err != nil {
+			panic(err) // the address is world.json's
+		}
+		req.Host = "globex.gw.test"
+		status := 0
+		if res, err := h.client.Do(req); err == nil {
+			_, _ = io.Copy(io.Discard, res.Body)
+			res.Body.Close()
+			status = res.StatusCode
+		}
+		h.count(status).Add(1)
+	}
+}
+
+func (h *hopper) count(status int) *atomic.Int64 {
+	n, _ := h.tally.LoadOrStore(status, new(atomic.Int64))
+	return n.(*atomic.Int64)
+}
+
+func (h *hopper) messages() (n float64) {
+	for _, c := range h.w.cells() {
+		n += h.w.cellMetric(h.t, c, "cellgate_proxy_quota_messages_total", "")
+	}
+	return n
+}
+
+// run drives the load for so many seconds, which two of the proxies have by turns of 5 s, and gives what was admitted and
+// refused in each second.
+func (h *hopper) run(seconds int, each func(second int)) (admitted, refused []int64) {
+	const beat = 10 * time.Millisecond
+	tick := time.NewTicker(beat)
+	defer tick.Stop()
+	began, sent := time.Now(), 0
+	var ok, no int64 = h.count(200).Load(), h.count(429).Load()
+	for second := 0; second < seconds; {
+		<-tick.C
+		past := time.Since(began)
+		for want := int(past.Seconds() * tenantLoad); sent < want; sent++ {
+			turn := int(past / (5 * time.Second))
+			select {
+			case h.work[sent%2] <- h.proxies[(2*turn+sent%2)%len(h.proxies)]:
+			default: // the machine doesn't keep up; what is sent is measured
+			}
+		}
+		if int(past.Seconds()) > second {
+			second++
+			a, r := h.count(200).Load(), h.count(429).Load()
+			admitted, refused = append(admitted, a-ok), append(refused, r-no)
+			ok, no = a, r
+			if each != nil {
+				each(second)
+			}
+		}
+	}
+	return admitted, refused
+}
+
+func sum(of []int64) (n int64) {
+	for _, x := range of {
+		n += x
+	}
+	return n
+}
+
+func quotaWorld(t *testing.T, flags ...string) *world {
+	flags = append([]string{"--net", loopback.For(t).String(), "--regions", "2", "--cells", "1", "--cell-limit", "5000"}, flags...)
+	w, err := up(harness.Bin(t, "cellgate"), filepath.Join(t.TempDir(), "w"), flags...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { w.cellgate(t, "down") })
+	return w
+}
+
+// H2: a limit is the world's, whichever nodes have the load.
+func TestALimitIsTheWorldsWhereverTheLoadGoes(t *testing.T) {
+	h := newHopper(t, quotaWorld(t, "--proxies", "3"))
+	before := h.messages()
+	admitted, refused := h.run(16, nil)
+	messages := h.messages() - before
+	h.withinLimit(admitted, refused)
+	requests := sum(admitted) + sum(refused)
+	t.Logf("admitted %v; %.0f messages for %d requests: %.2f%%", admitted, messages, requests, 100*messages/float64(requests))
+	if messages > 0.02*float64(requests) {
+		t.Errorf("%.0f messages to the quota service for %d requests", messages, requests)
+	}
+}
+
+// withinLimit looks at every 10 s after the first second.
+func (h *hopper) withinLimit(admitted, refused []int64) {
+	h.t.Helper()
+	for i := 1; i+10 <= len(admitted); i++ {
+		a, all := sum(admitted[i:i+10]), sum(admitted[i:i+10])+sum(refused[i:i+10])
+		if all < 11*tenantLimit {
+			h.t.Logf("the machine sends too little for the limit to be felt: %v and %v", admitted, refused)
+		} else if a < 7*tenantLimit || a > 105*tenantLimit/10 { // 99% on a quiet machine; a busy one holds messages up and lets tokens pass by
+			h.t.Errorf("%d admitted in 10 s of a limit of %d/s: %v", a, tenantLimit, admitted)
+		}
+	}
+}
+
+// H2, H4: a node that is killed burns what it has on lease and no more; without its controller, a region's nodes admit their
+// part, together at most 1.5 times the limit; when it is back, the limit holds again.
+func TestALimitHoldsWhenNodesAndTheQuotaServiceDie(t *testing.T) {
+	w := quotaWorld(t, "--proxies", "2")
+	h := newHopper(t, w)
+	hot := w.cells()[0].Proxies[0].ID
+	admitted, refused := h.run(8, func(second int) {
+		if second == 2 {
+			w.cellgate(t, "kill", "proxy/"+hot)
+		}
+	})
+	t.Logf("a hot node killed: admitted %v, refused %v", admitted, refused)
+	for i, a := range admitted {
+		if a > 13*tenantLimit/10 {
+			t.Errorf("second %d: %d admitted while a node was killed", i, a)
+		}
+	}
+	w.cellgate(t, "stop", "regionctl/*")
+	admitted, refused = h.run(6, nil)
+	t.Logf("without controllers: admitted %v, refused %v", admitted, refused)
+	for i, a := range admitted {
+		if a > 15*tenantLimit/10+4 || a == 0 {
+			t.Errorf("second %d without controllers: %d admitted", i, a)
+		}
+	}
+	w.cellgate(t, "start", "regionctl/*")
+	w.healthy(t, 30*time.Second)
+	admitted, refused = h.run(12, nil)
+	t.Logf("with controllers again: admitted %v", admitted)
+	h.withinLimit(admitted, refused)
+}
+
+// H1: a daily quota is the consumer's in the whole world, and neither proxies nor controllers forget what is spent.
+func TestADailyQuotaIsSpentOnceWhoeverRestarts(t *testing.T) {
+	w := quotaWorld(t, "--proxies", "1", "--bake", "500ms")
+	key, err := os.ReadFile(filepath.Join(w.Dir, "api-key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	sample, err := os.ReadFile(filepath.Join(w.Dir, "sample.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	document := strings.Replace(string(sample), "{id: partner, rate_per_sec: 1000}", "{id: partner, rate_per_sec: 1000, quota_per_day: 300}", 1)
+	w.mustRegionctl(t, "config", "publish", harness.WriteFile(t, "quota.yaml", document), "--wait")
+	spend := func(node, n int) (admitted int) {
+		c := w.cells()[node]
+		for range n {
+			req, err := http.NewRequest(http.MethodGet, fmt.Sprintf("http://%s:%d/v1/reports/7", c.Address, c.HTTP), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Host = "acme.gw.test"
+			req.Header.Set("X-API-Key", strings.TrimSpace(string(key)))
+			time.Sleep(5 * time.Millisecond)
+			res, err := http.DefaultClient.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			res.Body.Close()
+			switch res.StatusCode {
+			case 200:
+				admitted++
+			case 429:
+				after, _ := strconv.Atoi(res.Header.Get("Retry-After"))
+				midnight := time.Now().UTC().Truncate(24 * time.Hour).Add(24 * time.Hour)
+				if why := res.Header.Get("X-Cellgate-Reason"); why != "quota_consumer" || after < int(time.Until(midnight).Seconds())-5 {
+					t.Fatalf("429 %s, Retry-After %d", why, after)
+				}
+			default:
+				t.Fatalf("status %d", res.StatusCode)
+			}
+		}
+		return admitted
+	}
+	first := spend(0, 60) + spend(1, 60)
+	if first < 110 { // a few may be refused before anything is known
+		t.Errorf("%d of 120 admitted of a quota of 300", first)
+	}
+	w.cellgate(t, "kill", "proxy/*")
+	w.cellgate(t, "stop", "regionctl/*")
+	w.cellgate(t, "start", "regionctl/*")
+	w.healthy(t, 30*time.Second)
+	time.Sleep(2 * time.Second) // the nodes come back to their own controllers
+	rest := spend(0, 120) + spend(1, 120)
+	t.Logf("%d, and %d after the restarts, of 300", first, rest)
+	if total := first + rest; total < 240 || total > 316 { // a few were on lease to what was killed, a few ahead of late answers
+		t.Errorf("%d admitted of a quota of 300", total)
+	}
+}
