@@ -228,8 +228,11 @@ func TestAttachSaysHelloAndDeliversInOrder(t *testing.T) {
 	if strings.Join(got, " ") != strings.Join(want, " ") {
 		t.Fatalf("order: %v", got)
 	}
-	if !c.Connected() || srv.count(func(up *Up) bool { return up.GetHello().GetTargetNumber() == 7 }) != 1 || !hello(srv.ups[0]) {
-		t.Fatal("the first message must be the one Hello")
+	eventually(t, "the one Hello", func() bool { return srv.count(func(up *Up) bool { return up.GetHello().GetTargetNumber() == 7 }) == 1 })
+	srv.mu.Lock()
+	defer srv.mu.Unlock()
+	if !c.Connected() || !hello(srv.ups[0]) {
+		t.Fatal("the first message must be the Hello")
 	}
 }
 

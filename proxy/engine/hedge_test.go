@@ -14,8 +14,8 @@ import (
 const hedgeDocument = `
 version: v1
 routes:
-  - {id: hedged, match: {host: a.example, path_prefix: /hedged}, upstream: two, hedge: true, timeout: 5s}
-  - {id: written, match: {host: a.example, path_prefix: /written}, upstream: two, hedge: true, timeout: 1500ms}
+  - {id: hedged, match: {host: a.example, path_prefix: /hedged}, upstream: two, hedge: true, timeout: 1s}
+  - {id: written, match: {host: a.example, path_prefix: /written}, upstream: two, hedge: true, timeout: 300ms}
   - {id: plain, match: {host: a.example, path_prefix: /plain}, upstream: two}
 upstreams:
   - {id: two, endpoints: ["UP"], balance: round_robin, slow_start: off, outlier: off, breaker: off}

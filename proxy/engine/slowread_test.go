@@ -98,7 +98,7 @@ func TestAClientThatReadsSlowlyIsServed(t *testing.T) {
 	up := func(t *testing.T) string {
 		return handler(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, size)) })
 	}
-	eachClient(t, up, setup{document: patient, engine: Options{TakeTime: 10 * time.Second}, silent: true}, func(t *testing.T, c *http.Client, base string) {
+	eachClient(t, up, setup{document: patient, engine: Options{TakeTime: 2 * time.Second}, silent: true}, func(t *testing.T, c *http.Client, base string) {
 		c.Timeout = 0
 		if tr, ok := c.Transport.(*http.Transport); ok {
 			inner := tr.DialContext
@@ -124,7 +124,7 @@ func TestAClientThatReadsSlowlyIsServed(t *testing.T) {
 				}
 				return
 			}
-			time.Sleep(time.Until(began.Add(time.Duration(got) * 4 * time.Second / size)))
+			time.Sleep(time.Until(began.Add(time.Duration(got) * 5 * time.Second / 2 / size)))
 		}
 	})
 }

@@ -129,7 +129,7 @@ func TestAHugeFrameDoesNotKeepADrainUp(t *testing.T) {
 				}
 				time.Sleep(time.Millisecond)
 			}
-		}), setup{engine: Options{HardStop: 3 * time.Second}})
+		}), setup{engine: Options{HardStop: time.Second}})
 		c := d.open("/chat")
 		c.expect("\x82\x7f\x7f\xff\xff\xff\xff\xff\xff\xff")
 		began := time.Now()

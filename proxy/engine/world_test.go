@@ -31,7 +31,7 @@ import (
 // These tests wait more than they work, so some run side by side.
 func TestMain(m *testing.M) {
 	flag.Parse()
-	_ = flag.Set("test.parallel", "4")
+	_ = flag.Set("test.parallel", "6")
 	goleak.VerifyTestMain(m)
 }
 
