@@ -37,6 +37,7 @@ func protocols() map[string]ask {
 			if err != nil {
 				t.Fatal(err)
 			}
+			t.Cleanup(func() { res.Body.Close() })
 			return res, res.Body
 		},
 	}
