@@ -19,7 +19,7 @@ ALONE     = $(shell $(GO) list ./proxy/engine ./proxy/loop ./regionctl)
 .PHONY: all build up down test unit unit-long e2e e2e-long e2e-idle e2e-partitions e2e-judge conformance conformance-tools consul redis e2e-resilience h2spec h3smoke connect interop check lint fuzz bench bench-http bench-dns simulate soak drills pgo clean
 
 # Where the proxy's time goes (`make pgo`): the compiler inlines and lays out by it.
-PGO := cmd/proxy/proxy.pgo
+PGO := cmd/proxy/default.pgo
 
 # Where the suites of `make conformance` are built.
 SUITES := $(BIN)/conformance
@@ -32,7 +32,7 @@ all: build
 
 build:
 	@mkdir -p $(BIN)
-	$(GO) build -pgo=$(PGO) -o $(BIN)/ ./cmd/...
+	$(GO) build -o $(BIN)/ ./cmd/...
 
 # Worth a new run when the pipeline of a request has changed much; a profile that is a little old does no harm.
 pgo:
@@ -88,7 +88,7 @@ h2spec h3smoke connect interop: conformance-tools
 
 # The suites are pinned in a module of their own, the product has nothing of them.
 conformance-tools: $(SUITES)/.built
-	$(GO) build -pgo=$(PGO) -o $(BIN)/ ./cmd/proxy
+	$(GO) build -o $(BIN)/ ./cmd/proxy
 	$(GO) build -o $(SUITES)/ ./test/conformance
 
 $(SUITES)/.built: tools/conformance/go.mod tools/conformance/go.sum

@@ -56,7 +56,7 @@ func (s *stage) at(port int) string { return s.addr + ":" + strconv.Itoa(port) }
 
 // start builds, writes all files, and waits until every candidate answers.
 func (s *stage) start() error {
-	if out, err := exec.Command("go", "build", "-pgo=cmd/proxy/proxy.pgo", "-o", s.path("proxy"), "./cmd/proxy").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-o", s.path("proxy"), "./cmd/proxy").CombinedOutput(); err != nil {
 		return fmt.Errorf("build: %w\n%s", err, out)
 	}
 	if err := s.files(); err != nil {
