@@ -26,7 +26,7 @@ type listed struct {
 
 func goList(t *testing.T, args ...string) []listed {
 	t.Helper()
-	cmd := exec.Command("go", append([]string{"list", "-json=ImportPath,Name,Dir,GoFiles,Imports,Standard,Module"}, args...)...)
+	cmd := exec.Command("go", append([]string{"list", "-pgo=off", "-json=ImportPath,Name,Dir,GoFiles,Imports,Standard,Module"}, args...)...)
 	cmd.Dir = filepath.Join("..", "..")
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
