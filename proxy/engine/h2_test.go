@@ -37,19 +37,7 @@ func (w *world) h2c(dials *atomic.Int32) *http.Client {
 		return (&net.Dialer{}).DialContext(ctx, network, w.addr)
 	}}
 	w.t.Cleanup(tr.CloseIdleConnections)
-	return &http.Client{Transport: sparing{tr}, Timeout: patience}
-}
-
-// sparing asks again where the client gives a request to a connection that it knows to be gone: x/net does so once with one that
-// was closed before its first request, to let its user know.
-type sparing struct{ http.RoundTripper }
-
-func (s sparing) RoundTrip(r *http.Request) (*http.Response, error) {
-	res, err := s.RoundTripper.RoundTrip(r)
-	for err != nil && strings.Contains(err.Error(), "client conn could not be established") {
-		res, err = s.RoundTripper.RoundTrip(r)
-	}
-	return res, err
+	return &http.Client{Transport: tr, Timeout: patience}
 }
 
 func read(t testing.TB, res *http.Response, err error) string {

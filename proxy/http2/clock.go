@@ -39,8 +39,9 @@ func (k *clock) start(now time.Time) { k.read, k.idle, k.head = now, now, now }
 
 // leaving is how far the end of the connection has come (RFC 9113, section 6.8).
 type leaving struct {
-	asked bool      // the first GOAWAY is out, which refuses nothing yet
-	at    time.Time // and was sent then
+	asked bool      // the client is to leave
+	waits bool      // the first GOAWAY, which refuses nothing yet, waits for its first stream
+	at    time.Time // when the first GOAWAY was sent, or the wait for it began
 	said  bool      // the last one is out
 	upTo  uint32    // streams above are nobody's, by the last one of whoever counts
 	heard bool      // the other side has sent one
@@ -51,12 +52,20 @@ type leaving struct {
 var leavePing = [8]byte{'l', 'e', 'a', 'v', 'e'}
 
 // Leave asks the client to open its next streams on another connection. Those that are on their way are served: the last
-// stream is named only once the client has seen the first GOAWAY.
+// stream is named only once the client has seen the first GOAWAY. A client that has opened none yet is asked when it does, or
+// after leaveOver: one that was about to would take the connection for one that failed, and its request with it.
 func (c *conn) Leave(now time.Time) {
 	if c.leaving.asked || c.failed {
 		return
 	}
-	c.leaving.asked, c.leaving.at = true, now
+	c.leaving.asked, c.leaving.waits, c.leaving.at = true, true, now
+	if c.last > 0 {
+		c.sayFirst(now)
+	}
+}
+
+func (c *conn) sayFirst(now time.Time) {
+	c.leaving.waits, c.leaving.at = false, now
 	c.out = appendGoAway(c.out, maxStreamID, NoError)
 	c.out = appendPing(c.out, 0, leavePing)
 }
@@ -131,6 +140,8 @@ func (c *conn) Tick(now time.Time) {
 	case c.streams.n == 0 && past(c.clock.idle, c.times.Idle):
 		c.Leave(now)
 		c.sayLast()
+	case c.leaving.waits && !c.leaving.said && past(c.leaving.at, leaveOver):
+		c.sayFirst(now)
 	case c.leaving.asked && past(c.leaving.at, leaveOver):
 		c.sayLast()
 	}

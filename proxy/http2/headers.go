@@ -68,7 +68,9 @@ func (c *conn) head(block []byte, id uint32) Event {
 	case id > c.last && c.client:
 		return c.fail(ProtocolError)
 	case id > c.last:
-		c.last = id
+		if c.last = id; c.leaving.waits && !c.leaving.said {
+			c.sayFirst(c.clock.read)
+		}
 		return c.request(block, id)
 	case how&ours != 0: // it was on its way when we gave the stream up
 		if !c.spend(costFrame) {

@@ -561,6 +561,34 @@ func TestFramesOfAStreamThatWeGaveUpAreIgnored(t *testing.T) {
 	}
 }
 
+// A client that has just come would take a GOAWAY before its first stream for a connection that failed.
+func TestAYoungClientIsAskedToLeaveWithItsFirstStream(t *testing.T) {
+	for name, comes := range map[string]bool{"which comes": true, "which does not come": false} {
+		t.Run(name, func(t *testing.T) {
+			p := connect(t)
+			p.c.Leave(p.now)
+			if p.hear(); last[*http2.GoAwayFrame](p) != nil || !p.c.Leaving() || p.c.Over() {
+				t.Fatalf("%v", p.said)
+			}
+			if comes {
+				p.head(1, true).send()
+			} else {
+				p.now = p.c.Due()
+				p.c.Tick(p.now)
+				p.hear()
+			}
+			if first := last[*http2.GoAwayFrame](p); first == nil || first.LastStreamID != maxStreamID {
+				t.Fatalf("%v", p.said)
+			}
+			_ = p.WritePing(true, last[*http2.PingFrame](p).Data)
+			p.send()
+			if second := last[*http2.GoAwayFrame](p); second.LastStreamID != uint32(len(p.opened)) || p.c.Over() == comes {
+				t.Fatalf("%v", p.said)
+			}
+		})
+	}
+}
+
 func TestLeaving(t *testing.T) {
 	for name, answers := range map[string]bool{"with an answer to the ping": true, "by time": false} {
 		t.Run(name, func(t *testing.T) {
