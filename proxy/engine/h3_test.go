@@ -571,6 +571,30 @@ func TestHTTP3OneStalledStreamStallsNoOther(t *testing.T) {
 	}
 }
 
+// A client that packs frames of a byte each makes the gateway do no more for the upstream than it would for a long one.
+func TestHTTP3SmallFramesAreSentOnTogether(t *testing.T) {
+	const frames = 2000
+	chunks, length := make(chan int, 1), make(chan int64, 1)
+	w := start(t, goroutines, scripted(t, func(_ int, c *raw) {
+		for line := ""; line != "\r\n"; {
+			line, _ = c.r.ReadString('\n')
+		}
+		n, sum := 0, int64(0)
+		for size := int64(-1); size != 0; n, sum = n+1, sum+size {
+			line, _ := c.r.ReadString('\n')
+			size, _ = strconv.ParseInt(strings.TrimSpace(line), 16, 32)
+			_, _ = c.r.Discard(int(size) + 2)
+		}
+		chunks <- n
+		length <- sum
+		c.send(ok)
+	}), setup{h3: true})
+	status, _, _, err := answer3(w.h3Dial(control).request(fieldSection(pseudo("POST")...)+strings.Repeat(frame3(http3.FrameData, "x"), frames), true))
+	if n, sum := <-chunks, <-length; status != 200 || err != nil || sum != frames || n > frames/20 {
+		t.Errorf("%d bytes in %d chunks, %d %v", sum, n, status, err)
+	}
+}
+
 func heap() int64 {
 	runtime.GC()
 	var m runtime.MemStats

@@ -25,12 +25,15 @@ type h3Stream struct {
 
 	// Of the request. Read may be called from the upload's goroutine; the exchange's own touches none of it until that ends.
 	start   time.Time
+	ahead   [h3Ahead]byte // ahead[at:to] is read and not yet used
+	at, to  int
+	last    bool // nothing follows on the stream what is ahead
 	bytes   [http3.MaxFrameHead]byte
 	begun   int    // bytes of a frame's head that are in bytes
 	left    uint64 // of the DATA frame that is being read
 	got     int64
 	ended   bool // the request is whole
-	fin     bool // and nothing follows on the stream
+	fin     bool // and all that came on the stream is used
 	trailed bool
 	trail   http1.Head
 
@@ -42,6 +45,10 @@ type h3Stream struct {
 	mu       sync.Mutex
 	answered bool // no interim head may follow any more
 }
+
+// h3Ahead is how much is read at once of what comes in small pieces, about a datagram: frames of a byte each would cost a write to
+// the upstream each.
+const h3Ahead = 2 << 10
 
 // h3Out is the size from which an answer goes out.
 const h3Out = 16 << 10
@@ -95,8 +102,8 @@ func (s *h3Stream) run() {
 
 func (s *h3Stream) reset(x *proxy.Exchange, c *h3Conn, str *quic.Stream) {
 	s.x, s.c, s.str = x, c, str
-	s.start, s.begun, s.left, s.got = time.Now(), 0, 0, 0
-	s.ended, s.fin, s.trailed, s.aborted, s.answered = false, false, false, false, false
+	s.start, s.at, s.to, s.begun, s.left, s.got = time.Now(), 0, 0, 0, 0, 0
+	s.last, s.ended, s.fin, s.trailed, s.aborted, s.answered = false, false, false, false, false, false
 	s.out = s.out[:0]
 }
 
@@ -236,12 +243,25 @@ func (s *h3Stream) cutShort() error {
 
 // read reads some bytes and adds how many to n. The end that comes with bytes is kept for later.
 func (s *h3Stream) read(p []byte, n *int) error {
-	m, err := s.str.Read(p)
+	var err error
+	switch {
+	case s.at < s.to || s.last:
+	case len(p) >= h3Ahead:
+		var m int
+		m, err = s.str.Read(p)
+		*n += m
+		p = nil
+	default:
+		s.at = 0
+		s.to, err = s.str.Read(s.ahead[:])
+	}
+	m := copy(p, s.ahead[s.at:s.to])
+	s.at += m
 	*n += m
 	if errors.Is(err, io.EOF) {
-		s.fin = true
-		return nil
+		s.last, err = true, nil
 	}
+	s.fin = s.last && s.at == s.to
 	return err
 }
 
@@ -350,20 +370,34 @@ func (s *h3Stream) Read(p []byte) (int, error) {
 	}
 	s.sayContinue()
 	_ = s.str.SetReadDeadline(relay.BodyDeadline(s.start, s.got, s.x.Deadline))
-	if err := s.piece(); err != nil {
-		return 0, err
-	}
 	n := 0
-	err := s.read(p[:min(uint64(len(p)), s.left)], &n)
-	s.left -= uint64(n)
-	if s.got += int64(n); err != nil {
-		return n, bodyFault(err)
+	for {
+		if err := s.piece(); err != nil {
+			return n, err
+		}
+		was := n
+		err := s.read(p[n:n+int(min(uint64(len(p)-n), s.left))], &n)
+		s.left -= uint64(n - was)
+		if s.got += int64(n - was); err != nil {
+			return n, bodyFault(err)
+		}
+		if s.fin && s.left > 0 {
+			s.c.fail(http3.FrameError)
+			return n, errClientGone
+		}
+		if n == len(p) || !s.moreAhead() {
+			return n, nil
+		}
 	}
-	if s.fin && s.left > 0 {
-		s.c.fail(http3.FrameError)
-		return n, errClientGone
+}
+
+// moreAhead says that the next piece is there already.
+func (s *h3Stream) moreAhead() bool {
+	if s.left > 0 {
+		return s.at < s.to
 	}
-	return n, nil
+	typ, length, n := http3.FrameHead(s.ahead[s.at:s.to])
+	return typ == http3.FrameData && 0 < length && 0 < n && n < s.to-s.at
 }
 
 // whole reads a short body of known length, and what comes behind it: only then the request is known to be in order.
