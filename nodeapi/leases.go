@@ -46,7 +46,7 @@ type Leases[K comparable, V any, P interface {
 
 	down   atomic.Int64 // the instant from which on there is no grantor; 0 = there is one
 	oldest atomic.Int64 // when the oldest message was sent that has no answer; 0 = all have
-	stats  struct{ messages, asks, lag atomic.Int64 }
+	stats  struct{ messages, asks, failed, lag atomic.Int64 }
 
 	mu  sync.Mutex
 	out map[uint64]*quota.Batch[K, V, P]
@@ -99,10 +99,10 @@ func poke(ch chan struct{}) {
 
 // LeaseStats are counts since the start, and how long the last answer took, or has not come for.
 type LeaseStats struct {
-	Messages, Asks int64
-	Lag            time.Duration
-	Lost           bool
-	Keys           int
+	Messages, Asks, Failed int64 // Failed: messages that got no answer
+	Lag                    time.Duration
+	Lost                   bool
+	Keys                   int
 }
 
 // Stats reads the numbers.
@@ -112,7 +112,7 @@ func (h *Leases[K, V, P]) Stats() LeaseStats {
 	if lost != 0 {
 		lag = now - lost
 	}
-	return LeaseStats{h.stats.messages.Load(), h.stats.asks.Load(), time.Duration(lag), lost != 0, h.Table.Len()}
+	return LeaseStats{h.stats.messages.Load(), h.stats.asks.Load(), h.stats.failed.Load(), time.Duration(lag), lost != 0, h.Table.Len()}
 }
 
 // Watch wakes those who have waited too long, until ctx ends.
@@ -244,6 +244,7 @@ func (h *Leases[K, V, P]) note(b *quota.Batch[K, V, P]) uint64 {
 	h.out[h.seq] = b
 	if old := h.seq - maxOutstanding; h.seq > maxOutstanding && h.out[old] != nil {
 		h.out[old].Failed(h.clock())
+		h.stats.failed.Add(1)
 		delete(h.out, old)
 	}
 	h.age()
@@ -296,6 +297,7 @@ func (h *Leases[K, V, P]) cut() {
 	h.out = map[uint64]*quota.Batch[K, V, P]{}
 	h.age()
 	h.mu.Unlock()
+	h.stats.failed.Add(int64(len(out)))
 	for _, b := range out {
 		b.Failed(now)
 	}

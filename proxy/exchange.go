@@ -12,6 +12,7 @@ import (
 	"github.com/cellgate/cellgate/proxy/http1"
 	"github.com/cellgate/cellgate/proxy/path"
 	"github.com/cellgate/cellgate/proxy/program"
+	"github.com/cellgate/cellgate/proxy/record"
 	"github.com/cellgate/cellgate/proxy/reply"
 	"github.com/cellgate/cellgate/proxy/retry"
 	"github.com/cellgate/cellgate/proxy/shed"
@@ -46,6 +47,8 @@ type Exchange struct {
 	at     int
 	wait   <-chan struct{}
 	Parked bool // at least once
+	watch  record.Watch
+	passed record.Checks
 
 	ahead program.Ahead // by aim and foresee
 	// Written by: buckets and limits.
@@ -105,6 +108,7 @@ type Exchange struct {
 	// Written by: the engine, while it forwards.
 	Endpoint  int // of the last attempt; -1 before the first
 	Tried     balance.Tried
+	Trail     record.Trail // of all attempts; relay keeps it
 	Attempts  int
 	Waited    time.Duration // on the upstream
 	Cold      bool          // a connection was made for it
@@ -135,7 +139,8 @@ type Exchange struct {
 
 // reset forgets the last request but keeps buffers.
 func (x *Exchange) reset() {
-	x.at, x.wait, x.claimed, x.waits, x.Parked = 0, nil, 0, 0, false
+	x.at, x.wait, x.claimed, x.waits, x.Parked, x.watch, x.passed = 0, nil, 0, 0, false, record.Watch{}, 0
+	x.Trail.Reset()
 	x.table, x.Tunnel, x.WebSocket, x.Opened, x.denied = nil, false, websocket.Handshake{}, time.Time{}, nil
 	x.Deadline, x.asked, x.grpcTimeout = time.Time{}, 0, false
 	x.host, x.path, x.query = "", "", ""

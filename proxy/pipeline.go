@@ -1,6 +1,10 @@
 package proxy
 
-import "time"
+import (
+	"time"
+
+	"github.com/cellgate/cellgate/proxy/record"
+)
 
 // Verdict is what a stage, and the whole pipeline, decides.
 type Verdict uint8
@@ -17,28 +21,34 @@ const (
 // stage is one step of the pipeline. It knows nothing of its neighbours.
 type stage func(*Exchange) Verdict
 
+// step is a stage and the part of the pipeline that its time counts to.
+type step struct {
+	part record.Part
+	do   stage
+}
+
 // stages is the order in which a request is judged (E1). Next after the last means: forward.
-var stages = [...]stage{
-	admit,          // request id, connection protocol, readiness probe
-	clientDeadline, // what time the client gives
-	target,         // host and path in their one normal form
-	aim,            // from here on the memory is asked ahead for route and credentials
-	foresee,        // each step of the way needs what the one before it has found
-	foresee,
-	foresee,
-	matchRoute,   // tenant, route, its timeout
-	protect,      // what the node has no strength for
-	preflight,    // browsers that ask whether their script may ask
-	tail,         // of an evacuated cell: to the cell that has the client now
-	deniedRoute,  // what operators have switched off
-	authenticate, // who calls, and may they: the denylist counts before anything remembered
-	decide,       // what a service says to it, where one is asked
-	try,          // what is not enforced yet
-	buckets,      // which count it: tenant, consumer, user
-	limits,       // one request out of each
-	payload,      // the size that the request announces
-	rewrite,      // the path as the upstream knows it
-	choose,       // upstream of the route, retry rules
+var stages = [...]step{
+	{record.Route, admit},          // request id, connection protocol, readiness probe
+	{record.Route, clientDeadline}, // what time the client gives
+	{record.Route, target},         // host and path in their one normal form
+	{record.Route, aim},            // from here on the memory is asked ahead for route and credentials
+	{record.Route, foresee},        // each step of the way needs what the one before it has found
+	{record.Route, foresee},
+	{record.Route, foresee},
+	{record.Route, matchRoute},   // tenant, route, its timeout
+	{record.Policy, protect},     // what the node has no strength for
+	{record.Policy, preflight},   // browsers that ask whether their script may ask
+	{record.Policy, tail},        // of an evacuated cell: to the cell that has the client now
+	{record.Policy, deniedRoute}, // what operators have switched off
+	{record.Auth, authenticate},  // who calls, and may they: the denylist counts before anything remembered
+	{record.Policy, decide},      // what a service says to it, where one is asked
+	{record.Policy, try},         // what is not enforced yet
+	{record.Policy, buckets},     // which count it: tenant, consumer, user
+	{record.Policy, limits},      // one request out of each
+	{record.Policy, payload},     // the size that the request announces
+	{record.Policy, rewrite},     // the path as the upstream knows it
+	{record.Policy, choose},      // upstream of the route, retry rules
 }
 
 // answerStages is the order in which an answer is prepared, the gateway's own as well as an upstream's.
@@ -65,7 +75,7 @@ func (x *Exchange) Run(now time.Time) Verdict {
 func (x *Exchange) Step(now time.Time) Verdict {
 	x.now = now
 	for x.at < len(stages) {
-		v := stages[x.at](x)
+		v := x.take(stages[x.at])
 		if v == Reply || v == Park {
 			x.Parked = x.Parked || v == Park
 			return v
@@ -75,6 +85,19 @@ func (x *Exchange) Step(now time.Time) Verdict {
 		}
 	}
 	return Next
+}
+
+// take does a step, and reads the clock around it where its time is of interest: waits count, other exchanges' steps don't.
+func (x *Exchange) take(s step) Verdict {
+	if !x.watch.On {
+		return s.do(x)
+	}
+	x.watch.Start(time.Now())
+	v := s.do(x)
+	if v != Park {
+		x.watch.Stop(s.part, time.Now())
+	}
+	return v
 }
 
 // Wait is the channel that a parked exchange waits for.

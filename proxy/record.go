@@ -12,7 +12,8 @@ func (x *Exchange) record(now time.Time) {
 	*r = Record{Start: x.Start, Total: now.Sub(x.Start), Upstream: x.Waited, RequestID: x.ID(), Peer: x.client, Protocol: x.Protocol,
 		TLS: x.https, Method: text(x.Request.Method()), Host: x.host, Path: string(x.path), Status: x.Status, Reason: x.Reason,
 		Tenant: x.match.Tenant, Attempts: x.Attempts, User: x.identity.User, Consumer: x.identity.Consumer,
-		BytesIn: x.BytesIn, BytesOut: x.BytesOut, Truncated: x.Truncated, Handed: x.handed, Stayed: x.Stayed, Via: x.Via, Cold: x.Cold || x.Parked || x.credentials.Fresh}
+		BytesIn: x.BytesIn, BytesOut: x.BytesOut, Truncated: x.Truncated, Handed: x.handed, Stayed: x.Stayed, Via: x.Via, Cold: x.Cold || x.Parked || x.credentials.Fresh,
+		Tries: x.Trail.Ended(), Passed: x.passed, Timed: x.watch.On && x.at > 0, Parts: x.watch.Parts, Trace: x.Trace, Outside: x.Outside}
 	if !x.Opened.IsZero() {
 		r.Total, r.Open = x.Opened.Sub(x.Start), now.Sub(x.Opened)
 	}

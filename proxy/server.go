@@ -13,9 +13,9 @@ import (
 	"github.com/cellgate/cellgate/proxy/door"
 	"github.com/cellgate/cellgate/proxy/hops"
 	"github.com/cellgate/cellgate/proxy/http1"
-	"github.com/cellgate/cellgate/proxy/http2"
 	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/proxy/shed"
+	"github.com/cellgate/cellgate/proxy/tally"
 	"github.com/cellgate/cellgate/proxy/upstream"
 	"github.com/cellgate/cellgate/snapshot"
 )
@@ -35,24 +35,17 @@ type Options struct {
 // Server is the live state of one node's data plane: the table behind one atomic pointer, and what outlives tables.
 type Server struct {
 	door.Door
-	opts      Options
-	table     atomic.Pointer[table]
-	pools     *upstream.Registry
-	exchanges sync.Pool
-	apply     sync.Mutex
+	tally.Tally // written by: engines
+	opts        Options
+	table       atomic.Pointer[table]
+	pools       *upstream.Registry
+	exchanges   sync.Pool
+	apply       sync.Mutex
 
 	denied atomic.Pointer[denylist.Set]
 	tail   atomic.Pointer[Tail] // nil = no forwarding
 	today  http1.Date
 	level  atomic.Uint32 // shed.Level
-
-	// Written by: engines.
-	Connections atomic.Int64
-	InFlight    atomic.Int64 // tunnels too
-	Tunnels     atomic.Int64
-	Requests    atomic.Uint64
-	shed        [shed.Classes]atomic.Uint64
-	Faults      [http2.Codes]atomic.Uint64 // HTTP/2 connections that were ended for what the client did, by error code
 }
 
 // table is what one snapshot came to on this node. It is immutable.
@@ -131,31 +124,17 @@ func (s *Server) Run(ctx context.Context) error {
 
 // Stats are the server's numbers at one moment.
 type Stats struct {
-	Snapshot    uint64
-	Checksum    snapshot.Digest
-	Ready       bool
-	Leaving     bool
-	Connections int64
-	InFlight    int64
-	Tunnels     int64
-	Requests    uint64
-	Faults      [http2.Codes]uint64
-	Shed        [shed.Classes]uint64 // for the node's own sake, by class
-	Level       shed.Level
-	Upstreams   []upstream.Stats
+	tally.Numbers
+	Snapshot  uint64
+	Checksum  snapshot.Digest
+	Ready     bool
+	Level     shed.Level
+	Upstreams []upstream.Stats
 }
 
 // Snapshot reads the numbers.
 func (s *Server) Snapshot() Stats {
-	st := Stats{Ready: s.Ready(), Leaving: s.Leaving(), Connections: s.Connections.Load(), InFlight: s.InFlight.Load(), Tunnels: s.Tunnels.Load(),
-		Requests: s.Requests.Load(), Upstreams: s.pools.Stats(time.Now())}
-	st.Level = shed.Level(s.level.Load())
-	for i := range st.Shed {
-		st.Shed[i] = s.shed[i].Load()
-	}
-	for i := range st.Faults {
-		st.Faults[i] = s.Faults[i].Load()
-	}
+	st := Stats{Numbers: s.Now(), Ready: s.Ready(), Level: shed.Level(s.level.Load()), Upstreams: s.pools.Stats(time.Now())}
 	if p := s.Program(); p != nil {
 		st.Snapshot, st.Checksum = p.Number, p.Checksum
 	}

@@ -81,6 +81,7 @@ func (x *Exchange) newID() {
 	binary.LittleEndian.PutUint64(raw[:8], rand.Uint64())
 	binary.LittleEndian.PutUint64(raw[8:], rand.Uint64())
 	hex.Encode(x.id[:], raw[:])
+	x.watch.On = raw[0]&63 == 0
 }
 
 // refuse is a stage's reply for a reason.

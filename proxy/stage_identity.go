@@ -4,6 +4,7 @@ import (
 	decisions "github.com/cellgate/cellgate/proxy/decide"
 	"github.com/cellgate/cellgate/proxy/http1"
 	"github.com/cellgate/cellgate/proxy/program"
+	"github.com/cellgate/cellgate/proxy/record"
 	"github.com/cellgate/cellgate/proxy/session"
 	"github.com/cellgate/cellgate/reason"
 	"github.com/cellgate/cellgate/snapshot"
@@ -32,6 +33,7 @@ func authenticate(x *Exchange) Verdict {
 		x.doubt()
 		return x.refuse(why)
 	}
+	x.passed |= record.Authenticated | record.Authorized
 	return Next
 }
 
@@ -50,6 +52,7 @@ func decide(x *Exchange) Verdict {
 	} else if why != reason.None {
 		return x.refuse(why)
 	}
+	x.passed |= record.Authorized
 	return Next
 }
 

@@ -5,6 +5,7 @@ import (
 
 	"github.com/cellgate/cellgate/proxy/claims"
 	"github.com/cellgate/cellgate/proxy/identity"
+	"github.com/cellgate/cellgate/proxy/record"
 	"github.com/cellgate/cellgate/reason"
 )
 
@@ -37,6 +38,7 @@ func limits(x *Exchange) Verdict {
 		x.retryAfter = list[i].RetryAfter
 		return x.refuse(list[i].Key.Kind)
 	}
+	x.passed |= record.Admitted
 	return Next
 }
 

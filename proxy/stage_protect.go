@@ -21,7 +21,7 @@ func protect(x *Exchange) Verdict {
 	if !shed.Sheds(level, class, rand.Uint64()) {
 		return Next
 	}
-	x.server.shed[class].Add(1)
+	x.server.Spare(class)
 	return x.refuse(reason.Overloaded)
 }
 

@@ -38,7 +38,7 @@ func floors() map[string]int {
 		"proxy/balance": judgement, "proxy/breaker": judgement, "proxy/retry": judgement, "proxy/shed": judgement, "proxy/cache": judgement,
 		"proxy/tail": judgement, "proxy/transform": judgement, "proxy/http1": judgement, "proxy/http2": judgement, "proxy/http3": judgement, "proxy/program": judgement, "proxy/rpc": judgement,
 		"proxy/websocket": judgement, "proxy/hops": judgement, "proxy/deadline": judgement, "proxy/tracecontext": judgement, "proxy/identity": judgement, "proxy/door": judgement, "proxy/hedge": judgement, "proxy/prefetch": judgement, "quota": judgement,
-		"proxy/claims": judgement, "proxy/cors": judgement, "proxy/reply": judgement, "proxy/record": judgement, "proxy/memo": judgement, "proxy/session": judgement,
+		"proxy/claims": judgement, "proxy/cors": judgement, "proxy/reply": judgement, "proxy/record": judgement, "proxy/tally": judgement, "proxy/memo": judgement, "proxy/session": judgement,
 
 		"store": hands, "trust": hands, "nodeapi": hands, "proxy": hands, "globalrouter": hands, "regionctl": hands,
 		"health/probe": hands, "capacity/planner": hands, "discovery": hands, "certs": hands, "console": hands,
@@ -69,6 +69,8 @@ func sameFloor() map[string][]string {
 		"proxy/tracecontext":  {"proxy/http1"},
 		"proxy/identity":      {"proxy/http1", "proxy/auth"},
 		"proxy/hops":          {"proxy/http1"},
+		"proxy/record":        {"proxy/retry", "proxy/tracecontext"},
+		"proxy/tally":         {"proxy/http2", "proxy/shed"},
 		"proxy/session":       {"proxy/http1"},
 		"proxy/http3":         {"proxy/http1"},
 		"proxy/reply":         {"proxy/http1"},

@@ -63,6 +63,12 @@ type Stats struct {
 	InFlight int
 }
 
+// Add adds another service's.
+func (s *Stats) Add(o Stats) {
+	s.Asked, s.Answered, s.Failed = s.Asked+o.Asked, s.Answered+o.Answered, s.Failed+o.Failed
+	s.Joined, s.Refused, s.InFlight = s.Joined+o.Joined, s.Refused+o.Refused, s.InFlight+o.InFlight
+}
+
 func (s *Service[V]) stats() Stats {
 	s.mu.Lock()
 	under := s.under
@@ -84,9 +90,7 @@ func (s *Services) Stats() (all []Stats) {
 			at[st.Name], all = len(all), append(all, st)
 			continue
 		}
-		sum := &all[i]
-		sum.Asked, sum.Answered, sum.Failed = sum.Asked+st.Asked, sum.Answered+st.Answered, sum.Failed+st.Failed
-		sum.Joined, sum.Refused, sum.InFlight = sum.Joined+st.Joined, sum.Refused+st.Refused, sum.InFlight+st.InFlight
+		all[i].Add(st)
 	}
 	return all
 }

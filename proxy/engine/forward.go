@@ -282,7 +282,7 @@ func (f *forwarding) await(deadline time.Time) (retry.Result, reason.Reason) {
 			return retry.Fatal, f.up.failed()
 		case f.rival != nil:
 			if f.overtaken() {
-				f.takeOver(false, time.Now())
+				f.takeOver(retry.Fatal, time.Now())
 				return retry.Answered, reason.None
 			}
 		case !f.hedgeAt.IsZero() && !time.Now().Before(f.hedgeAt):

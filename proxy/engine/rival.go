@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cellgate/cellgate/proxy/record"
 	"github.com/cellgate/cellgate/proxy/relay"
 	"github.com/cellgate/cellgate/proxy/retry"
 	"github.com/cellgate/cellgate/proxy/upstream"
@@ -20,6 +21,7 @@ const rivalLook = 2 * time.Millisecond
 type rival struct {
 	pool     *upstream.Pool
 	endpoint int
+	first    string // the endpoint that it was to go to
 	out      []byte
 	head     bool
 	began    time.Time
@@ -39,7 +41,7 @@ func (f *forwarding) challenge(now time.Time, deadline time.Time) {
 	if !ok {
 		return
 	}
-	r := &rival{pool: f.x.Pool, endpoint: i, head: f.x.Head(), began: now, deadline: deadline, done: make(chan struct{})}
+	r := &rival{pool: f.x.Pool, endpoint: i, first: f.x.Pool.Name(i), head: f.x.Head(), began: now, deadline: deadline, done: make(chan struct{})}
 	if f.x.Pool.Multiplexed() {
 		r.out = relay.AppendRequest(nil, f.x, 0, now)
 	} else {
@@ -136,7 +138,7 @@ func (r *rival) end(ok bool) {
 // leave tells a rival that it has lost. One that was done already is tidied up after.
 func (f *forwarding) leave() {
 	r := f.rival
-	f.rival = nil
+	f.rivalEnds(retry.Fatal, time.Now())
 	r.left.Store(true)
 	go func() {
 		<-r.done
@@ -154,23 +156,36 @@ func (f *forwarding) overtaken() bool {
 	default:
 		return false
 	}
-	if !f.rival.good {
-		f.rival = nil // it has lost by itself
+	if !f.rival.good { // it has lost by itself
+		f.rivalEnds(retry.Reset, time.Now())
 		return false
 	}
 	return true
 }
 
-// takeOver goes on with the rival's way. What the first attempt came to says something about its endpoint only if it failed.
-func (f *forwarding) takeOver(failed bool, now time.Time) {
+// rivalEnds keeps for the record that there was a rival which has not won.
+func (f *forwarding) rivalEnds(as retry.Result, now time.Time) {
 	r := f.rival
 	f.rival = nil
-	pool := f.x.Pool
-	if failed {
-		pool.End(f.x.Endpoint, false, now.Sub(f.took), now)
-	} else {
+	f.x.Trail.EndRival(record.Attempt{Result: as, Endpoint: r.first, Start: r.began, Took: now.Sub(r.began)})
+}
+
+// takeOver goes on with the rival's way. What the first attempt came to says something about its endpoint only if it failed:
+// Fatal is one that was given up.
+func (f *forwarding) takeOver(result retry.Result, now time.Time) {
+	r := f.rival
+	f.rival = nil
+	pool, first := f.x.Pool, record.Attempt{Result: result, Endpoint: f.x.Pool.Name(f.x.Endpoint), Start: f.took, Took: now.Sub(f.took)}
+	if result == retry.Fatal {
 		pool.Cancel(f.x.Endpoint)
+	} else {
+		pool.End(f.x.Endpoint, false, first.Took, now)
 	}
+	if result == retry.Answered {
+		first.Status = uint16(f.way.answer().Status)
+	}
+	f.x.Trail.End(first)
+	f.x.Trail.TakeOver()
 	pool.Hedges.Tail().Observe(now.Sub(f.took), now)
 	f.x.Waited += r.began.Sub(f.took)
 	if f.way != nil {
@@ -198,7 +213,7 @@ func (f *forwarding) against(result retry.Result, why reason.Reason, deadline ti
 		case <-f.rival.done:
 			look.Stop()
 			if f.overtaken() {
-				f.takeOver(true, time.Now())
+				f.takeOver(result, time.Now())
 				return retry.Answered, reason.None
 			}
 			return result, why

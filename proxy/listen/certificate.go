@@ -13,7 +13,8 @@ import (
 // Certificate is an edge certificate from files. Reload replaces it for handshakes to come.
 type Certificate struct {
 	*certfile.Pair
-	seed [32]byte // of the key that was loaded first
+	seed       [32]byte // of the key that was loaded first
+	handshakes handshakes
 }
 
 // LoadCertificate reads PEM files.
@@ -27,7 +28,7 @@ func LoadCertificate(certFile, keyFile string) (*Certificate, error) {
 	if err != nil {
 		return nil, fmt.Errorf("certificate: %w", err)
 	}
-	return &Certificate{pair, sha256.Sum256(der)}, nil
+	return &Certificate{Pair: pair, seed: sha256.Sum256(der)}, nil
 }
 
 // Secret derives a key from the private key (HKDF, RFC 5869): every process that serves this certificate has the same one
@@ -41,7 +42,8 @@ func (c *Certificate) Secret(purpose string) (key [32]byte) {
 	return key
 }
 
-// Config serves this certificate for any name: TLS 1.3 and 1.2, HTTP/2 preferred.
+// Config serves this certificate for any name, and counts handshakes: TLS 1.3 and 1.2, HTTP/2 preferred.
 func (c *Certificate) Config() *tls.Config {
-	return &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}, GetCertificate: c.Get}
+	return &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}, GetCertificate: c.Get,
+		GetConfigForClient: c.handshakes.begin, VerifyConnection: c.handshakes.done}
 }

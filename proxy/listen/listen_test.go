@@ -10,6 +10,7 @@ import (
 	"math/big"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -106,7 +107,7 @@ func TestReloadedCertificateIsServedAndABadOneIsNot(t *testing.T) {
 // doesn't know its tickets.
 func TestTicketsAreGoodForTheirOwnListenerAlone(t *testing.T) {
 	dir := t.TempDir()
-	at := map[string]string{}
+	at, certs := map[string]string{}, map[string]*Certificate{}
 	for i, name := range []string{"a", "b"} {
 		cert, key := filepath.Join(dir, name+".pem"), filepath.Join(dir, name+".key")
 		write(t, cert, key, int64(i+1))
@@ -119,7 +120,7 @@ func TestTicketsAreGoodForTheirOwnListenerAlone(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { l.Close() })
-		at[name] = l.Addr().String()
+		at[name], certs[name] = l.Addr().String(), c
 		go func() {
 			for {
 				nc, err := l.Accept()
@@ -147,5 +148,13 @@ func TestTicketsAreGoodForTheirOwnListenerAlone(t *testing.T) {
 			t.Errorf("connection %d, to %s: resumed %v", i, want.at, got)
 		}
 		c.Close()
+	}
+	if c, err := tls.Dial("tcp", at["a"], &tls.Config{ServerName: "a", MaxVersion: tls.VersionTLS12}); err == nil {
+		c.Close()
+		t.Error("a client trusts whom it doesn't know")
+	}
+	begun, ended := certs["a"].Handshakes()
+	if want := []Handshakes{{"1.2", false, 0}, {"1.2", true, 0}, {"1.3", false, 2}, {"1.3", true, 1}}; begun != 4 || !slices.Equal(ended, want) {
+		t.Errorf("%d handshakes were begun, %v", begun, ended)
 	}
 }

@@ -21,9 +21,10 @@ func (m *Meter) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByColl
 // Collect implements prometheus.Collector: it adds the shards up, one lock at a time.
 func (m *Meter) Collect(ch chan<- prometheus.Metric) {
 	m.forget(time.Now().Add(-idle))
-	sums, reasons, callers, known := m.sum()
+	sums, reasons, callers, known, more := m.sum()
 	m.collectRoutes(ch, sums)
 	m.collectReasons(ch, reasons)
+	m.collectDetails(ch, more)
 	ch <- prometheus.MustNewConstMetric(desc("authenticated_total", "Exchanges of callers whose credentials held."), prometheus.CounterValue, float64(known))
 	limit := desc("limited_total", "Answers 429 by consumer.", "tenant", "consumer")
 	for k, p := range withOther(m.called) {
@@ -38,7 +39,8 @@ func (m *Meter) collectRoutes(ch chan<- prometheus.Metric, sums []series) {
 	latency := desc("request_duration_seconds", "Whole exchange as the client saw it.", "tenant", "route")
 	own := desc("added_duration_seconds", "Whole exchange minus the time that the upstream took.", "tenant", "route")
 	bytes := desc("body_bytes_total", "Bytes of bodies.", "tenant", "route", "direction")
-	retries := desc("retries_total", "Attempts after the first.", "tenant", "route")
+	retries := desc("retries_total", "Attempts after the first, hedges apart.", "tenant", "route")
+	errs := desc("errors_total", "Answers that were somebody's failure, by whose: the gateway's own, or the upstream's.", "tenant", "route", "cause")
 	truncated := desc("truncated_total", "Answers that ended before their end.", "tenant", "route")
 	counter := func(d *prometheus.Desc, n uint64, labels ...string) {
 		if n > 0 {
@@ -55,22 +57,15 @@ func (m *Meter) collectRoutes(ch chan<- prometheus.Metric, sums []series) {
 		if total == 0 {
 			continue
 		}
-		ch <- m.histogram(latency, s.latency, s.total, total, k)
-		ch <- m.histogram(own, s.own, s.ownSum, total, k)
+		ch <- s.latency.metric(latency, m.bounds, k.tenant, k.name)
+		ch <- s.own.metric(own, m.bounds, k.tenant, k.name)
 		counter(bytes, s.in, k.tenant, k.name, "in")
 		counter(bytes, s.out, k.tenant, k.name, "out")
 		counter(retries, s.retries, k.tenant, k.name)
 		counter(truncated, s.truncated, k.tenant, k.name)
+		counter(errs, s.gateway, k.tenant, k.name, "gateway")
+		counter(errs, s.upstream, k.tenant, k.name, "upstream")
 	}
-}
-
-func (m *Meter) histogram(d *prometheus.Desc, counts [nBounds]uint64, sum time.Duration, total uint64, k pair) prometheus.Metric {
-	buckets, below := map[float64]uint64{}, uint64(0)
-	for i, b := range m.bounds {
-		below += counts[i]
-		buckets[b.Seconds()] = below
-	}
-	return prometheus.MustNewConstHistogram(d, total, sum.Seconds(), buckets, k.tenant, k.name)
 }
 
 // collectReasons gives every answer of the gateway's own by its reason, and the outcomes of authentication beside it.
@@ -101,7 +96,8 @@ func withOther(t *table) map[pair]int {
 	return all
 }
 
-func (m *Meter) sum() (sums []series, reasons [64]uint64, callers []uint64, known uint64) {
+func (m *Meter) sum() (sums []series, reasons [64]uint64, callers []uint64, known uint64, more *details) {
+	more = &details{targets: make([]target, maxTargets+1)}
 	sums, callers = make([]series, maxRoutes+1), make([]uint64, maxCallers+1)
 	for i := range m.shards {
 		s := &m.shards[i]
@@ -118,27 +114,26 @@ func (m *Meter) sum() (sums []series, reasons [64]uint64, callers []uint64, know
 		for n, c := range s.limited {
 			callers[n] += c
 		}
+		more.take(s)
 		s.mu.Unlock()
 	}
-	return sums, reasons, callers, known
+	return sums, reasons, callers, known, more
 }
 
 func (s *series) add(b *series) {
 	for i := range s.codes {
 		s.codes[i] += b.codes[i]
 	}
-	for i := range s.latency {
-		s.latency[i] += b.latency[i]
-		s.own[i] += b.own[i]
-	}
-	s.total, s.ownSum = s.total+b.total, s.ownSum+b.ownSum
+	s.latency.add(&b.latency)
+	s.own.add(&b.own)
 	s.in, s.out, s.retries, s.truncated = s.in+b.in, s.out+b.out, s.retries+b.retries, s.truncated+b.truncated
+	s.gateway, s.upstream = s.gateway+b.gateway, s.upstream+b.upstream
 }
 
 // forget ends the series that nobody has added to since the time; what they had counted goes to "other".
 func (m *Meter) forget(before time.Time) {
-	routes, callers := m.routes.expire(before), m.called.expire(before)
-	if len(routes)+len(callers) == 0 {
+	routes, callers, sent := m.routes.expire(before), m.called.expire(before), m.sent.expire(before)
+	if len(routes)+len(callers)+len(sent) == 0 {
 		return
 	}
 	for _, n := range routes {
@@ -161,8 +156,10 @@ func (m *Meter) forget(before time.Time) {
 			s.limited[0] += s.limited[n]
 			s.limited[n] = 0
 		}
+		s.retire(sent)
 		s.mu.Unlock()
 	}
 	m.routes.release(routes)
 	m.called.release(callers)
+	m.sent.release(sent)
 }

@@ -5,8 +5,8 @@
 //	registry.MustRegister(m)             // a prometheus.Collector
 //	window := m.Window(now)              // counts since the last call, for report.Node
 //
-// At the bound: maxRoutes pairs of tenant and route and maxCallers consumers have series of their own; newcomers are counted
-// under "other" until one that has been idle for an hour makes room. Upstreams and hosts of the report: see maxStrata.
+// At the bound: maxRoutes pairs of tenant and route, maxCallers consumers and maxTargets upstreams have series of their own;
+// newcomers are counted under "other" until one that has been idle for an hour makes room. Strata of the report: see maxStrata.
 package meter
 
 import (
@@ -18,14 +18,17 @@ import (
 	"time"
 
 	"github.com/cellgate/cellgate/proxy"
+	"github.com/cellgate/cellgate/proxy/record"
 	"github.com/cellgate/cellgate/reason"
 	"github.com/cellgate/cellgate/report"
 )
 
-// Bounds of the series of one node. With 19 codes and two histograms at most (400+1)·(19+2·15) + (400+1) + … < 25,000.
+// Bounds of the series of one node (K1), whose sum over everything that a node counts is tested where all of it meets. With 27
+// codes, two histograms of 17 and 6 others a route has 67 at most, an upstream has 27.
 const (
 	maxRoutes  = 400
 	maxCallers = 400
+	maxTargets = 250
 	idle       = time.Hour
 	other      = "other"
 )
@@ -52,6 +55,7 @@ type Meter struct {
 	bounds []time.Duration
 	routes *table
 	called *table
+	sent   *table
 	mask   uint32
 	shards []shard
 
@@ -74,6 +78,10 @@ type shard struct {
 	reasons [64]uint64
 	known   uint64 // exchanges of authenticated callers
 	limited [maxCallers + 1]uint64
+	targets [maxTargets + 1]*target // by number of the upstream; 0 is other
+	parts   [record.Parts]histogram
+	checks  checks
+	wires   [nWires][2]uint64 // exchanges by protocol, plain and over TLS
 	window  Window
 	latency [report.SketchBuckets]uint32
 	added   [report.SketchBuckets]uint32
@@ -85,12 +93,12 @@ type shard struct {
 
 // series are the counters of one tenant's route.
 type series struct {
-	codes         [nCodes]uint64
-	latency, own  [nBounds]uint64 // own: the gateway's part of it
-	total, ownSum time.Duration
-	in, out       uint64
-	retries       uint64
-	truncated     uint64
+	codes             [nCodes]uint64
+	latency, own      histogram // own: the gateway's part of it
+	in, out           uint64
+	retries           uint64
+	truncated         uint64
+	gateway, upstream uint64 // failures, by whose
 }
 
 // Window is what happened since the last one.
@@ -108,7 +116,7 @@ func New() *Meter {
 	for int(n) < 4*runtime.GOMAXPROCS(0) && n < 64 {
 		n *= 2
 	}
-	m := &Meter{bounds: bounds(), routes: newTable(maxRoutes), called: newTable(maxCallers), mask: n - 1, shards: make([]shard, n),
+	m := &Meter{bounds: bounds(), routes: newTable(maxRoutes), called: newTable(maxCallers), sent: newTable(maxTargets), mask: n - 1, shards: make([]shard, n),
 		seed: maphash.MakeSeed(), services: kind{ids: newTable(maxStrata)}, hosts: kind{ids: newTable(maxStrata)}}
 	for status := range m.code {
 		m.code[status] = uint8(len(codes()) + min(max(status/100, 1), 5) - 1)
@@ -133,6 +141,10 @@ func (m *Meter) Record(r *proxy.Record) {
 	if limited(r.Reason) {
 		caller = m.called.number(pair{r.Tenant, r.Consumer}, r.Start)
 	}
+	sent := -1
+	if len(r.Tries) > 0 {
+		sent = m.sent.number(pair{"", r.UpstreamID}, r.Start)
+	}
 	service, host := m.strataOf(r)
 	var what report.Counts
 	tally(&what, r)
@@ -146,6 +158,10 @@ func (m *Meter) Record(r *proxy.Record) {
 		s.series[route] = one
 	}
 	m.count(one, r)
+	if sent >= 0 {
+		s.tries(sent, m, r)
+	}
+	s.judged(r)
 	s.reasons[min(int(r.Reason), len(s.reasons)-1)]++
 	if limited(r.Reason) {
 		s.limited[caller]++
@@ -169,26 +185,31 @@ func (m *Meter) passed(r *proxy.Record) {
 
 func (m *Meter) count(s *series, r *proxy.Record) {
 	s.codes[m.code[min(max(r.Status, 0), len(m.code)-1)]]++
-	own := max(r.Total-r.Upstream, 0)
-	s.latency[m.bucket(r.Total)]++
-	s.own[m.bucket(own)]++
-	s.total += r.Total
-	s.ownSum += own
+	s.latency.count(m.bounds, r.Total)
+	s.own.count(m.bounds, max(r.Total-r.Upstream, 0))
 	s.in += uint64(max(r.BytesIn, 0))
 	s.out += uint64(max(r.BytesOut, 0))
-	s.retries += uint64(max(r.Attempts-1, 0))
+	s.retries += uint64(max(retried(r.Tries), 0))
 	if r.Truncated {
 		s.truncated++
 	}
+	switch why := r.Reason; {
+	case r.Status < 500, why == reason.DeadlineExpired, why == reason.RouteDenied: // the client's and the operator's doing
+	case why != reason.None && why.Gateway():
+		s.gateway++
+	default:
+		s.upstream++
+	}
 }
 
-func (m *Meter) bucket(d time.Duration) int {
-	for i, b := range m.bounds {
-		if d <= b {
-			return i
+// retried is how many attempts followed the first, hedges apart.
+func retried(tries []record.Attempt) (n int) {
+	for i := range tries {
+		if !tries[i].Hedge {
+			n++
 		}
 	}
-	return len(m.bounds)
+	return n - 1
 }
 
 func limited(why reason.Reason) bool {

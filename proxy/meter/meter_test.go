@@ -12,13 +12,17 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	"github.com/cellgate/cellgate/proxy"
+	"github.com/cellgate/cellgate/proxy/record"
+	"github.com/cellgate/cellgate/proxy/retry"
 	"github.com/cellgate/cellgate/reason"
 	"github.com/cellgate/cellgate/report"
 )
 
-func record(status int, why reason.Reason) *proxy.Record {
+func exchange(status int, why reason.Reason) *proxy.Record {
 	return &proxy.Record{Start: time.Now(), Total: 3 * time.Millisecond, Upstream: 2 * time.Millisecond, Tenant: "acme", Route: "orders",
-		Status: status, Reason: why, Consumer: "acme", BytesIn: 5, BytesOut: 7, Attempts: 2}
+		Status: status, Reason: why, Consumer: "acme", BytesIn: 5, BytesOut: 7, Attempts: 2, UpstreamID: "orders", Protocol: "HTTP/2.0", TLS: true,
+		Passed: record.Authenticated | record.Authorized, Timed: true,
+		Tries: []record.Attempt{{Result: retry.ConnectFailed, Took: time.Millisecond}, {Status: uint16(status), Took: 2 * time.Millisecond}}}
 }
 
 func gather(t *testing.T, m *Meter) map[string]*dto.MetricFamily {
@@ -45,8 +49,9 @@ func labels(f *dto.MetricFamily) []string {
 
 func TestEachMetricHasItsNameAndLabels(t *testing.T) {
 	m := New()
-	m.Record(record(429, reason.RateUser))
-	r := record(200, reason.None)
+	m.Record(exchange(429, reason.RateUser))
+	m.Record(exchange(503, reason.NoEndpoint))
+	r := exchange(200, reason.None)
 	r.Truncated = true
 	m.Record(r)
 	got := gather(t, m)
@@ -60,6 +65,13 @@ func TestEachMetricHasItsNameAndLabels(t *testing.T) {
 		"cellgate_proxy_rejects_total":            {"reason", "side"},
 		"cellgate_proxy_limited_total":            {"consumer", "tenant"},
 		"cellgate_proxy_authenticated_total":      nil,
+
+		"cellgate_proxy_errors_total":                      {"cause", "route", "tenant"},
+		"cellgate_proxy_checks_total":                      {"check", "verdict"},
+		"cellgate_proxy_protocol_requests_total":           {"protocol", "tls"},
+		"cellgate_proxy_stage_duration_seconds":            {"stage"},
+		"cellgate_proxy_upstream_attempts_total":           {"outcome", "upstream"},
+		"cellgate_proxy_upstream_attempt_duration_seconds": {"upstream"},
 	}
 	if len(got) != len(want) {
 		t.Errorf("%d metrics, want %d", len(got), len(want))
@@ -70,16 +82,63 @@ func TestEachMetricHasItsNameAndLabels(t *testing.T) {
 		}
 	}
 	h := got["cellgate_proxy_request_duration_seconds"].GetMetric()[0].GetHistogram()
-	if h.GetSampleCount() != 2 || h.GetSampleSum() != 0.006 || h.GetBucket()[5].GetCumulativeCount() != 2 || h.GetBucket()[4].GetCumulativeCount() != 0 {
+	if h.GetSampleCount() != 3 || h.GetSampleSum() != 0.009 || h.GetBucket()[5].GetCumulativeCount() != 3 || h.GetBucket()[4].GetCumulativeCount() != 0 {
 		t.Errorf("%v", h)
+	}
+}
+
+// value is that of the series with these values of labels, in the order of their names.
+func value(f *dto.MetricFamily, labels ...string) float64 {
+	for _, m := range f.GetMetric() {
+		if slices.EqualFunc(m.GetLabel(), labels, func(l *dto.LabelPair, v string) bool { return l.GetValue() == v }) {
+			return m.GetCounter().GetValue() + float64(m.GetHistogram().GetSampleCount())
+		}
+	}
+	return -1
+}
+
+func TestAnExchangeCountsForItsChecksItsAttemptsAndItsWay(t *testing.T) {
+	m := New()
+	m.Record(exchange(200, reason.None))
+	m.Record(exchange(503, reason.None))
+	m.Record(exchange(500, reason.Internal))
+	m.Record(exchange(403, reason.ScopeMissing))
+	m.Record(exchange(503, reason.AuthUnavailable))
+	limited := exchange(429, reason.RateUser)
+	limited.Protocol, limited.TLS, limited.Timed = "HTTP/1.0", false, false
+	m.Record(limited)
+	got := gather(t, m)
+	for _, c := range []struct {
+		name   string
+		labels []string
+		want   float64
+	}{
+		{"errors_total", []string{"gateway", "orders", "acme"}, 2},
+		{"errors_total", []string{"upstream", "orders", "acme"}, 1},
+		{"checks_total", []string{"authn", "passed"}, 5},
+		{"checks_total", []string{"authn", "unavailable"}, 1},
+		{"checks_total", []string{"authz", "passed"}, 5},
+		{"checks_total", []string{"authz", "refused"}, 1},
+		{"checks_total", []string{"limits", "refused"}, 1},
+		{"protocol_requests_total", []string{"HTTP/2.0", "true"}, 5},
+		{"protocol_requests_total", []string{"HTTP/1.1", "false"}, 1},
+		{"stage_duration_seconds", []string{"auth"}, 5},
+		{"upstream_attempts_total", []string{"connect_failed", "orders"}, 6},
+		{"upstream_attempts_total", []string{"failed", "orders"}, 3},
+		{"upstream_attempts_total", []string{"answered", "orders"}, 3},
+		{"upstream_attempt_duration_seconds", []string{"orders"}, 12},
+	} {
+		if n := value(got["cellgate_proxy_"+c.name], c.labels...); n != c.want {
+			t.Errorf("%s%v is %v, want %v", c.name, c.labels, n, c.want)
+		}
 	}
 }
 
 func TestSeriesAreBoundedAndIdleOnesMakeRoom(t *testing.T) {
 	m := New()
 	for i := range 100_000 {
-		r := record(200+i%600, reason.RateConsumer)
-		r.Route, r.Consumer = fmt.Sprint("r", i), fmt.Sprint("c", i)
+		r := exchange(200+i%600, reason.RateConsumer)
+		r.Route, r.Consumer, r.UpstreamID = fmt.Sprint("r", i), fmt.Sprint("c", i), fmt.Sprint("u", i)
 		m.Record(r)
 	}
 	n := 0
@@ -95,7 +154,7 @@ func TestSeriesAreBoundedAndIdleOnesMakeRoom(t *testing.T) {
 		t.Errorf("%v requests in all", got)
 	}
 	m.forget(time.Now().Add(time.Hour))
-	r := record(200, reason.None)
+	r := exchange(200, reason.None)
 	r.Route = "newcomer"
 	m.Record(r)
 	f := gather(t, m)["cellgate_proxy_requests_total"]
@@ -122,7 +181,7 @@ func TestEveryReasonIsSomebodysOrNobodysFailure(t *testing.T) {
 		{401, reason.TokenMissing}, {403, reason.ScopeMissing}, {503, reason.AuthUnavailable}, {404, reason.NoRoute}, {405, reason.MethodNotAllowed},
 		{429, reason.RateTenant}, {429, reason.RateUser}, {400, reason.BadRequest}, {499, reason.ClientGone}, {504, reason.DeadlineExpired},
 	} {
-		m.Record(record(c.status, c.why))
+		m.Record(exchange(c.status, c.why))
 	}
 	m.Record(&proxy.Record{Path: proxy.ReadyPath, Status: 200})
 	c := m.Window(time.Now()).Counts
@@ -140,7 +199,7 @@ func TestNothingIsLostBetweenWindowsUnderLoad(t *testing.T) {
 	for range 4 {
 		wg.Go(func() {
 			for range 5000 {
-				m.Record(record(200, reason.None))
+				m.Record(exchange(200, reason.None))
 			}
 		})
 	}
@@ -173,7 +232,7 @@ func find(all []report.Stratum, id string) report.Stratum {
 func TestStrataAddUpToTheWindowAndTellColdAndHeavyApart(t *testing.T) {
 	m := New()
 	for i := range 300 {
-		r := record(200, reason.None)
+		r := exchange(200, reason.None)
 		r.Service, r.Host, r.Cold = "orders", "api.acme.example", i%3 == 0
 		r.User = fmt.Sprint("user", i%50)
 		switch {
@@ -209,7 +268,7 @@ func TestStrataAddUpToTheWindowAndTellColdAndHeavyApart(t *testing.T) {
 func TestAClientThatHasFailedIsCountedFromTheWindowsBeginning(t *testing.T) {
 	m := New()
 	ask := func(user string, status int) {
-		r := record(status, reason.None)
+		r := exchange(status, reason.None)
 		r.Service, r.Host, r.User = "orders", "api.acme.example", user
 		m.Record(r)
 	}
@@ -242,7 +301,7 @@ func TestAClientThatHasFailedIsCountedFromTheWindowsBeginning(t *testing.T) {
 func TestStrataAreBoundedAndTheLargestAreTold(t *testing.T) {
 	m := New()
 	for i := range 20_000 {
-		r := record(200, reason.None)
+		r := exchange(200, reason.None)
 		r.Service, r.Host = fmt.Sprint("s", i%1000), fmt.Sprint("h", i)
 		if i%2 == 0 {
 			r.Service, r.Host = "big", "big"
@@ -267,7 +326,7 @@ func TestStrataAreBoundedAndTheLargestAreTold(t *testing.T) {
 }
 
 func TestRecordDoesNotAllocate(t *testing.T) {
-	m, r, bad := New(), record(200, reason.None), record(401, reason.TokenInvalid)
+	m, r, bad := New(), exchange(200, reason.None), exchange(401, reason.TokenInvalid)
 	r.Service, r.Host, r.User = "orders", "api", "ann"
 	bad.Service, bad.Host, bad.Consumer, bad.Peer = "orders", "api", "", netip.MustParseAddr("192.0.2.1")
 	for range 1000 {
@@ -280,7 +339,7 @@ func TestRecordDoesNotAllocate(t *testing.T) {
 }
 
 func BenchmarkRecord(b *testing.B) {
-	m, r := New(), record(200, reason.None)
+	m, r := New(), exchange(200, reason.None)
 	r.Service, r.Host, r.User = "orders", "api.acme.example", "ann"
 	b.ReportAllocs()
 	b.RunParallel(func(pb *testing.PB) {

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/cellgate/cellgate/proxy/tracecontext"
 	"github.com/cellgate/cellgate/reason"
 )
 
@@ -51,4 +52,23 @@ type Record struct {
 	Service string
 	// Cold: it waited for a new connection to the upstream, for keys, or for a credential to be verified the first time.
 	Cold bool
+	// Tries are the attempts at the upstream; Attempts counts those that a request left for.
+	Tries  []Attempt
+	Passed Checks
+	// Parts are what the parts of the pipeline took, waits included, of an exchange that was timed: one of 64.
+	Timed bool
+	Parts [Parts]time.Duration
+	// Trace is the exchange's span; Outside what the client sent of one: the span above, if it is of the same trace, else a
+	// link. The zero value is none.
+	Trace, Outside tracecontext.Context
 }
+
+// Checks are the checks that an exchange has passed.
+type Checks uint8
+
+// The checks. Authorized says that nobody who was asked had anything against it.
+const (
+	Authenticated Checks = 1 << iota
+	Authorized
+	Admitted // by all limits that count it
+)

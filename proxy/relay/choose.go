@@ -33,6 +33,7 @@ func Choose(x *proxy.Exchange, now time.Time) reason.Reason {
 		return reason.NoEndpoint
 	}
 	x.Endpoint = i
+	x.Trail.Begin()
 	return reason.None
 }
 
@@ -56,5 +57,6 @@ func Rival(x *proxy.Exchange, now time.Time) (endpoint int, ok bool) {
 		x.Pool.Cancel(i)
 		return 0, false
 	}
+	x.Trail.Challenge()
 	return i, true
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cellgate/cellgate/proxy"
 	"github.com/cellgate/cellgate/proxy/http1"
+	"github.com/cellgate/cellgate/proxy/record"
 	"github.com/cellgate/cellgate/proxy/retry"
 	"github.com/cellgate/cellgate/reason"
 )
@@ -167,9 +168,10 @@ func Broken(err error, reused, started bool) (retry.Result, reason.Reason) {
 	return retry.Reset, reason.UpstreamReset
 }
 
-// Settle tells the balancer what became of an attempt that took so long. status is that of an answer; starved says that the
+// Settle tells the balancer, and keeps for the record, what became of an attempt that took so long. status is that of an answer; starved says that the
 // upstream was waiting for the client's body.
 func Settle(x *proxy.Exchange, r retry.Result, status int, starved bool, took time.Duration, now time.Time) {
+	x.Trail.End(record.Attempt{Result: r, Status: uint16(status), Endpoint: x.Pool.Name(x.Endpoint), Start: now.Add(-took), Took: took})
 	hurried := (r == retry.TimedOut || r == retry.ConnectTimeout) && x.Hurried() && took < patience
 	switch { // an upstream that gives up on a body that doesn't come isn't to blame either
 	case r == retry.Fatal, r == retry.Stale, hurried, r == retry.Reset && starved:

@@ -64,6 +64,17 @@ func (b *Budget) Hedge(now time.Time) bool {
 	return true
 }
 
+// Recent are the original requests, and what was sent beside them, of the last ten seconds. b may be nil.
+func (b *Budget) Recent(now time.Time) (originals, repeats uint32) {
+	if b == nil {
+		return 0, 0
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	originals, repeats, _ = b.sum(now)
+	return originals, repeats
+}
+
 func (b *Budget) sum(now time.Time) (originals, retries, hedges uint32) {
 	for i := range b.buckets {
 		if k := &b.buckets[i]; k.second > now.Unix()-windowSeconds && k.second <= now.Unix() {

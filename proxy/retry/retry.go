@@ -26,6 +26,11 @@ const (
 	Fatal                 // the client is the cause, or time is up: nothing may follow
 )
 
+// String is a word for metrics and traces.
+func (r Result) String() string {
+	return [...]string{"answered", "connect_failed", "connect_timeout", "stale", "refused", "reset", "invalid", "timed_out", "given_up"}[r]
+}
+
 // Rule is what a route allows: Attempts retries after the first, under the conditions.
 type Rule struct {
 	Attempts         int

@@ -26,11 +26,17 @@ import (
 )
 
 const (
-	maxPolicies = 1000
+	maxPolicies = 50
 	sampled     = 100 // one of so many refusals is written
 	queued      = 64
 	other       = "other"
 )
+
+// MaxSeries is how many series its metrics have at most.
+const MaxSeries = (maxPolicies+1)*reasons + 1
+
+// reasons is more than there are.
+const reasons = 64
 
 // Watcher tries and counts. It is safe for concurrent use.
 type Watcher struct {
@@ -45,7 +51,7 @@ type Watcher struct {
 }
 
 // counts are of one policy, by the reason of the verdict; None = it would have let the exchange pass.
-type counts [256]atomic.Uint64
+type counts [reasons]atomic.Uint64
 
 // evidence is what is written of a refusal: nothing that the client has sent but where it came to.
 type evidence struct {

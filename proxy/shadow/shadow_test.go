@@ -98,6 +98,9 @@ func TestPoliciesBeyondTheBoundAreCountedTogether(t *testing.T) {
 	for i := range maxPolicies + 50 {
 		w.of(string(rune('a'+i%26)) + time.Duration(i).String())[0].Add(1)
 	}
+	if all := len(reason.All()) + 1; all > reasons {
+		t.Errorf("%d reasons", all)
+	}
 	if len(w.counts) > maxPolicies+1 || w.of(other)[0].Load() == 0 {
 		t.Fatalf("%d policies", len(w.counts))
 	}

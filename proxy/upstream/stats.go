@@ -11,6 +11,8 @@ import (
 type Stats struct {
 	ID                  string
 	Open, Idle, Pending int
+	Max                 int    // open connections that there may be; of an upstream that speaks HTTP/2, exchanges on them
+	Originals, Repeats  uint32 // of the last ten seconds: requests, and what retries and hedges added to them
 	Endpoints           int
 	Ejected, Down       int                // of the endpoints: out for failing, down by active probes
 	Ejections           uint64             // so far
@@ -31,6 +33,8 @@ func (p *Pool) stats(now time.Time) Stats {
 	if p.multi {
 		s.Open, s.Idle = p.wires, p.restingLines()
 	}
+	s.Max = p.max
+	s.Originals, s.Repeats = p.Budget.Recent(now)
 	for _, o := range p.shares {
 		s.Idle += int(o.Idle.Load())
 	}
@@ -55,7 +59,8 @@ func (p *Pool) stats(now time.Time) Stats {
 
 // Add adds the numbers of another pool.
 func (s *Stats) Add(o Stats) {
-	s.Open, s.Idle, s.Pending = s.Open+o.Open, s.Idle+o.Idle, s.Pending+o.Pending
+	s.Open, s.Idle, s.Pending, s.Max = s.Open+o.Open, s.Idle+o.Idle, s.Pending+o.Pending, s.Max+o.Max
+	s.Originals, s.Repeats = s.Originals+o.Originals, s.Repeats+o.Repeats
 	s.Endpoints, s.Ejected, s.Down, s.Ejections = s.Endpoints+o.Endpoints, s.Ejected+o.Ejected, s.Down+o.Down, s.Ejections+o.Ejections
 	s.Hedges, s.HedgesWon = s.Hedges+o.Hedges, s.HedgesWon+o.HedgesWon
 	s.Refused += o.Refused

@@ -3,6 +3,9 @@ package proxy
 import (
 	"encoding/json"
 	"net/http"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -10,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/cellgate/cellgate/proxy"
+	"github.com/cellgate/cellgate/proxy/ask"
 	"github.com/cellgate/cellgate/proxy/http2"
 )
 
@@ -129,15 +133,16 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		q := l.Stats()
 		count(desc("quota_messages_total", "Messages to the region's quota service."), uint64(q.Messages))
 		count(desc("quota_asks_total", "Keys in these messages."), uint64(q.Asks))
+		count(desc("quota_errors_total", "Messages to the quota service that got no answer."), uint64(q.Failed))
 		gauge(desc("quota_sync_lag_seconds", "How long the last answer of the quota service took, or has not come for."), q.Lag.Seconds())
 		gauge(desc("quota_lost", "1 while the quota service doesn't answer and limits are kept by local shares."), one(q.Lost))
 		gauge(desc("quota_keys", "Limits that the node has leases of."), float64(q.Keys))
 	}
 	c.collectLookups(ch)
 	gauge(desc("connections", "Open client connections."), float64(st.Connections))
-	lag := c.lag()
-	if len(c.loops) > 0 {
-		gauge(desc("loop_lag_seconds", "The longest that an event loop took for one turn since this was last read."), lag.Seconds())
+	gauge(desc("loop_lag_seconds", "The longest that what was ready waited since this was last read: for its event loop, or, of engines without loops, of 99 in 100 goroutines for a core."), c.lag().Seconds())
+	if c.cert != nil {
+		c.collectHandshakes(ch)
 	}
 	gauge(desc("shed_level", "How much the node sheds for its own sake: background up to 1, normal up to 2, critical up to 3."), float64(st.Level)/1000)
 	sheds := desc("shed_total", "Exchanges that the node did not take for its own sake.", "priority")
@@ -158,11 +163,37 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 func (c collector) collectLookups(ch chan<- prometheus.Metric) {
 	total := desc("lookups_total", "Questions to services on behalf of requests: answered, failed, joined (another one's answer served), refused (no budget).", "service", "outcome")
 	flight := desc("lookups_in_flight", "Questions to services under way.", "service")
-	for _, s := range c.asked.Stats() {
+	for _, s := range fewServices(c.asked.Stats()) {
 		for outcome, n := range map[string]uint64{"answered": s.Answered, "failed": s.Failed, "joined": s.Joined, "refused": s.Refused} {
 			ch <- prometheus.MustNewConstMetric(total, prometheus.CounterValue, float64(n), s.Name, outcome)
 		}
 		ch <- prometheus.MustNewConstMetric(flight, prometheus.GaugeValue, float64(s.InFlight), s.Name)
+	}
+}
+
+// maxServices have series of their own: the first by name. All others are added up under "other".
+const maxServices = 200
+
+// fewServices are at most that many, and "other".
+func fewServices(all []ask.Stats) []ask.Stats {
+	if len(all) <= maxServices {
+		return all
+	}
+	slices.SortFunc(all, func(a, b ask.Stats) int { return strings.Compare(a.Name, b.Name) })
+	rest := ask.Stats{Name: "other"}
+	for _, s := range all[maxServices:] {
+		rest.Add(s)
+	}
+	return append(all[:maxServices], rest)
+}
+
+// collectHandshakes tells how clients' TLS connections begin.
+func (c collector) collectHandshakes(ch chan<- prometheus.Metric) {
+	begun, done := c.cert.Handshakes()
+	ch <- prometheus.MustNewConstMetric(desc("tls_handshakes_started_total", "TLS handshakes that clients began; those that neither ended well nor are under way have failed."), prometheus.CounterValue, float64(begun))
+	kinds := desc("tls_handshakes_total", "TLS handshakes that ended well.", "version", "resumed")
+	for _, k := range done {
+		ch <- prometheus.MustNewConstMetric(kinds, prometheus.CounterValue, float64(k.Count), k.Version, strconv.FormatBool(k.Resumed))
 	}
 }
 

@@ -45,7 +45,7 @@ func gathered(t *testing.T, s stats) map[string][]map[string]float64 {
 func TestUpstreamsHaveTheirMetrics(t *testing.T) {
 	one := upstream.Stats{ID: "u", Open: 3, Pending: 2, Endpoints: 9, Ejected: 2, Down: 1, Ejections: 7}
 	one.Load[1], one.Under, one.Bound = 5, 4, 100
-	one.Hedges, one.HedgesWon = 5, 2
+	one.Hedges, one.HedgesWon, one.Max, one.Originals, one.Repeats = 5, 2, 64, 100, 50
 	one.Discovered, one.Refused, one.Heard = true, 3, time.Now().Add(-time.Hour)
 	one.Shed = [shed.Classes]uint64{6, 1, 0}
 	one.Breakers = []upstream.BreakerStats{{Zone: snapshot.Locality{Region: "eu", Zone: "a"}, State: breaker.Probing, Opened: 3}}
@@ -59,6 +59,8 @@ func TestUpstreamsHaveTheirMetrics(t *testing.T) {
 		"cellgate_proxy_upstream_breaker_state":           {"zone=eu/a": 2},
 		"cellgate_proxy_upstream_breaker_opened_total":    {"zone=eu/a": 3},
 		"cellgate_proxy_upstream_limit":                   {"upstream=u": 200},
+		"cellgate_proxy_upstream_connections_limit":       {"upstream=u": 128},
+		"cellgate_proxy_upstream_amplification_ratio":     {"upstream=u": 1.5},
 		"cellgate_proxy_upstream_exchanges":               {"upstream=u": 8},
 		"cellgate_proxy_upstream_shed_total":              {"priority=background": 12, "priority=normal": 2, "priority=critical": 0},
 		"cellgate_proxy_upstream_hedges_total":            {"won=true": 4, "won=false": 6},
