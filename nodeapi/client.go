@@ -139,6 +139,16 @@ func (c *Client) Fetch(ctx context.Context, digests []string) (map[string][]byte
 	return a.blobs, nil
 }
 
+// FindKey asks the attached controller whose an issued API key is; empty = nobody's.
+func (c *Client) FindKey(ctx context.Context, hashes []string) (consumer string, err error) {
+	conn := c.conn.Load()
+	if conn == nil {
+		return "", errors.New("nodeapi: no controller is attached")
+	}
+	answer, err := NewControllerClient(conn).FindKey(ctx, &KeyQuestion{Hashes: hashes})
+	return answer.GetConsumer(), err
+}
+
 // Poll asks the controllers in turn for what Attach would send now; it needs no Run.
 func (c *Client) Poll(ctx context.Context, hello *Hello) (reply *PollReply, err error) {
 	err = c.any(ctx, nil, func(conn *grpc.ClientConn) error {

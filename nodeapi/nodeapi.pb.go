@@ -31,6 +31,7 @@ type Hello struct {
 	TargetNumber  uint64                 `protobuf:"varint,3,opt,name=target_number,json=targetNumber,proto3" json:"target_number,omitempty"`
 	PlanEpoch     uint64                 `protobuf:"varint,4,opt,name=plan_epoch,json=planEpoch,proto3" json:"plan_epoch,omitempty"`
 	PlanNumber    uint64                 `protobuf:"varint,5,opt,name=plan_number,json=planNumber,proto3" json:"plan_number,omitempty"`
+	KeysNumber    uint64                 `protobuf:"varint,6,opt,name=keys_number,json=keysNumber,proto3" json:"keys_number,omitempty"` // of the list of issued keys that it has; 0 = none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -96,6 +97,13 @@ func (x *Hello) GetPlanEpoch() uint64 {
 func (x *Hello) GetPlanNumber() uint64 {
 	if x != nil {
 		return x.PlanNumber
+	}
+	return 0
+}
+
+func (x *Hello) GetKeysNumber() uint64 {
+	if x != nil {
+		return x.KeysNumber
 	}
 	return 0
 }
@@ -293,6 +301,7 @@ type Down struct {
 	//	*Down_Overrides
 	//	*Down_Denylist
 	//	*Down_Verdicts
+	//	*Down_Keys
 	Message       isDown_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -389,6 +398,15 @@ func (x *Down) GetVerdicts() *Signed {
 	return nil
 }
 
+func (x *Down) GetKeys() *Signed {
+	if x != nil {
+		if x, ok := x.Message.(*Down_Keys); ok {
+			return x.Keys
+		}
+	}
+	return nil
+}
+
 type isDown_Message interface {
 	isDown_Message()
 }
@@ -417,6 +435,10 @@ type Down_Verdicts struct {
 	Verdicts *Signed `protobuf:"bytes,6,opt,name=verdicts,proto3,oneof"` // health.Verdicts of this controller, about once a second, for routers
 }
 
+type Down_Keys struct {
+	Keys *Signed `protobuf:"bytes,7,opt,name=keys,proto3,oneof"` // apikey.List, for proxies
+}
+
 func (*Down_Target) isDown_Message() {}
 
 func (*Down_Plan) isDown_Message() {}
@@ -428,6 +450,8 @@ func (*Down_Overrides) isDown_Message() {}
 func (*Down_Denylist) isDown_Message() {}
 
 func (*Down_Verdicts) isDown_Message() {}
+
+func (*Down_Keys) isDown_Message() {}
 
 // Signed is a trust.Envelope in its encoded form.
 type Signed struct {
@@ -1170,11 +1194,100 @@ func (x *LeaseGrant) GetAbsent() bool {
 	return false
 }
 
+// KeyQuestion names a key by its hashes, one of each algorithm (apikey.Hash); the key itself stays at the proxy.
+type KeyQuestion struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Hashes        []string               `protobuf:"bytes,1,rep,name=hashes,proto3" json:"hashes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeyQuestion) Reset() {
+	*x = KeyQuestion{}
+	mi := &file_nodeapi_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeyQuestion) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeyQuestion) ProtoMessage() {}
+
+func (x *KeyQuestion) ProtoReflect() protoreflect.Message {
+	mi := &file_nodeapi_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeyQuestion.ProtoReflect.Descriptor instead.
+func (*KeyQuestion) Descriptor() ([]byte, []int) {
+	return file_nodeapi_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *KeyQuestion) GetHashes() []string {
+	if x != nil {
+		return x.Hashes
+	}
+	return nil
+}
+
+type KeyAnswer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Consumer      string                 `protobuf:"bytes,1,opt,name=consumer,proto3" json:"consumer,omitempty"` // empty = nobody's
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeyAnswer) Reset() {
+	*x = KeyAnswer{}
+	mi := &file_nodeapi_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeyAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeyAnswer) ProtoMessage() {}
+
+func (x *KeyAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_nodeapi_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeyAnswer.ProtoReflect.Descriptor instead.
+func (*KeyAnswer) Descriptor() ([]byte, []int) {
+	return file_nodeapi_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *KeyAnswer) GetConsumer() string {
+	if x != nil {
+		return x.Consumer
+	}
+	return ""
+}
+
 var File_nodeapi_proto protoreflect.FileDescriptor
 
 const file_nodeapi_proto_rawDesc = "" +
 	"\n" +
-	"\rnodeapi.proto\x12\x13cellgate.nodeapi.v1\"\xa3\x01\n" +
+	"\rnodeapi.proto\x12\x13cellgate.nodeapi.v1\"\xc4\x01\n" +
 	"\x05Hello\x12\x12\n" +
 	"\x04boot\x18\x01 \x01(\tR\x04boot\x12!\n" +
 	"\ftarget_epoch\x18\x02 \x01(\x04R\vtargetEpoch\x12#\n" +
@@ -1182,7 +1295,9 @@ const file_nodeapi_proto_rawDesc = "" +
 	"\n" +
 	"plan_epoch\x18\x04 \x01(\x04R\tplanEpoch\x12\x1f\n" +
 	"\vplan_number\x18\x05 \x01(\x04R\n" +
-	"planNumber\"\xa5\x01\n" +
+	"planNumber\x12\x1f\n" +
+	"\vkeys_number\x18\x06 \x01(\x04R\n" +
+	"keysNumber\"\xa5\x01\n" +
 	"\x02Up\x122\n" +
 	"\x05hello\x18\x01 \x01(\v2\x1a.cellgate.nodeapi.v1.HelloH\x00R\x05hello\x12\x18\n" +
 	"\x06report\x18\x02 \x01(\fH\x00R\x06report\x12\x18\n" +
@@ -1193,14 +1308,15 @@ const file_nodeapi_proto_rawDesc = "" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\x04R\x06number\x12\x18\n" +
 	"\aversion\x18\x03 \x01(\x04R\aversion\x12\x12\n" +
-	"\x04nack\x18\x04 \x01(\tR\x04nack\"\xe9\x02\n" +
+	"\x04nack\x18\x04 \x01(\tR\x04nack\"\x9c\x03\n" +
 	"\x04Down\x125\n" +
 	"\x06target\x18\x01 \x01(\v2\x1b.cellgate.nodeapi.v1.SignedH\x00R\x06target\x121\n" +
 	"\x04plan\x18\x02 \x01(\v2\x1b.cellgate.nodeapi.v1.SignedH\x00R\x04plan\x129\n" +
 	"\btopology\x18\x03 \x01(\v2\x1b.cellgate.nodeapi.v1.SignedH\x00R\btopology\x12;\n" +
 	"\toverrides\x18\x04 \x01(\v2\x1b.cellgate.nodeapi.v1.SignedH\x00R\toverrides\x129\n" +
 	"\bdenylist\x18\x05 \x01(\v2\x1b.cellgate.nodeapi.v1.SignedH\x00R\bdenylist\x129\n" +
-	"\bverdicts\x18\x06 \x01(\v2\x1b.cellgate.nodeapi.v1.SignedH\x00R\bverdictsB\t\n" +
+	"\bverdicts\x18\x06 \x01(\v2\x1b.cellgate.nodeapi.v1.SignedH\x00R\bverdicts\x121\n" +
+	"\x04keys\x18\a \x01(\v2\x1b.cellgate.nodeapi.v1.SignedH\x00R\x04keysB\t\n" +
 	"\amessage\"$\n" +
 	"\x06Signed\x12\x1a\n" +
 	"\benvelope\x18\x01 \x01(\fR\benvelope\"B\n" +
@@ -1253,7 +1369,11 @@ const file_nodeapi_proto_rawDesc = "" +
 	"\x06credit\x18\x04 \x01(\x03R\x06credit\x12\x12\n" +
 	"\x04left\x18\x05 \x01(\x03R\x04left\x12\x14\n" +
 	"\x05pause\x18\x06 \x01(\x03R\x05pause\x12\x16\n" +
-	"\x06absent\x18\a \x01(\bR\x06absent2\xcc\x03\n" +
+	"\x06absent\x18\a \x01(\bR\x06absent\"%\n" +
+	"\vKeyQuestion\x12\x16\n" +
+	"\x06hashes\x18\x01 \x03(\tR\x06hashes\"'\n" +
+	"\tKeyAnswer\x12\x1a\n" +
+	"\bconsumer\x18\x01 \x01(\tR\bconsumer2\x99\x04\n" +
 	"\n" +
 	"Controller\x12@\n" +
 	"\x06Attach\x12\x17.cellgate.nodeapi.v1.Up\x1a\x19.cellgate.nodeapi.v1.Down(\x010\x01\x12B\n" +
@@ -1261,7 +1381,8 @@ const file_nodeapi_proto_rawDesc = "" +
 	"\x05Fetch\x12!.cellgate.nodeapi.v1.FetchRequest\x1a\x1a.cellgate.nodeapi.v1.Chunk0\x01\x12M\n" +
 	"\aRollups\x12#.cellgate.nodeapi.v1.RollupsRequest\x1a\x1b.cellgate.nodeapi.v1.Rollup0\x01\x12O\n" +
 	"\x06Orders\x12#.cellgate.nodeapi.v1.RegionalOrders\x1a .cellgate.nodeapi.v1.OrdersReply\x12N\n" +
-	"\x06Leases\x12\x1e.cellgate.nodeapi.v1.LeaseAsks\x1a .cellgate.nodeapi.v1.LeaseGrants(\x010\x01B&Z$github.com/cellgate/cellgate/nodeapib\x06proto3"
+	"\x06Leases\x12\x1e.cellgate.nodeapi.v1.LeaseAsks\x1a .cellgate.nodeapi.v1.LeaseGrants(\x010\x01\x12K\n" +
+	"\aFindKey\x12 .cellgate.nodeapi.v1.KeyQuestion\x1a\x1e.cellgate.nodeapi.v1.KeyAnswerB&Z$github.com/cellgate/cellgate/nodeapib\x06proto3"
 
 var (
 	file_nodeapi_proto_rawDescOnce sync.Once
@@ -1275,7 +1396,7 @@ func file_nodeapi_proto_rawDescGZIP() []byte {
 	return file_nodeapi_proto_rawDescData
 }
 
-var file_nodeapi_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_nodeapi_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_nodeapi_proto_goTypes = []any{
 	(*Hello)(nil),          // 0: cellgate.nodeapi.v1.Hello
 	(*Up)(nil),             // 1: cellgate.nodeapi.v1.Up
@@ -1293,6 +1414,8 @@ var file_nodeapi_proto_goTypes = []any{
 	(*LeaseAsk)(nil),       // 13: cellgate.nodeapi.v1.LeaseAsk
 	(*LeaseGrants)(nil),    // 14: cellgate.nodeapi.v1.LeaseGrants
 	(*LeaseGrant)(nil),     // 15: cellgate.nodeapi.v1.LeaseGrant
+	(*KeyQuestion)(nil),    // 16: cellgate.nodeapi.v1.KeyQuestion
+	(*KeyAnswer)(nil),      // 17: cellgate.nodeapi.v1.KeyAnswer
 }
 var file_nodeapi_proto_depIdxs = []int32{
 	0,  // 0: cellgate.nodeapi.v1.Up.hello:type_name -> cellgate.nodeapi.v1.Hello
@@ -1303,28 +1426,31 @@ var file_nodeapi_proto_depIdxs = []int32{
 	4,  // 5: cellgate.nodeapi.v1.Down.overrides:type_name -> cellgate.nodeapi.v1.Signed
 	4,  // 6: cellgate.nodeapi.v1.Down.denylist:type_name -> cellgate.nodeapi.v1.Signed
 	4,  // 7: cellgate.nodeapi.v1.Down.verdicts:type_name -> cellgate.nodeapi.v1.Signed
-	3,  // 8: cellgate.nodeapi.v1.PollReply.messages:type_name -> cellgate.nodeapi.v1.Down
-	4,  // 9: cellgate.nodeapi.v1.RegionalOrders.overrides:type_name -> cellgate.nodeapi.v1.Signed
-	4,  // 10: cellgate.nodeapi.v1.RegionalOrders.denylist:type_name -> cellgate.nodeapi.v1.Signed
-	13, // 11: cellgate.nodeapi.v1.LeaseAsks.asks:type_name -> cellgate.nodeapi.v1.LeaseAsk
-	15, // 12: cellgate.nodeapi.v1.LeaseGrants.grants:type_name -> cellgate.nodeapi.v1.LeaseGrant
-	1,  // 13: cellgate.nodeapi.v1.Controller.Attach:input_type -> cellgate.nodeapi.v1.Up
-	0,  // 14: cellgate.nodeapi.v1.Controller.Poll:input_type -> cellgate.nodeapi.v1.Hello
-	6,  // 15: cellgate.nodeapi.v1.Controller.Fetch:input_type -> cellgate.nodeapi.v1.FetchRequest
-	8,  // 16: cellgate.nodeapi.v1.Controller.Rollups:input_type -> cellgate.nodeapi.v1.RollupsRequest
-	10, // 17: cellgate.nodeapi.v1.Controller.Orders:input_type -> cellgate.nodeapi.v1.RegionalOrders
-	12, // 18: cellgate.nodeapi.v1.Controller.Leases:input_type -> cellgate.nodeapi.v1.LeaseAsks
-	3,  // 19: cellgate.nodeapi.v1.Controller.Attach:output_type -> cellgate.nodeapi.v1.Down
-	5,  // 20: cellgate.nodeapi.v1.Controller.Poll:output_type -> cellgate.nodeapi.v1.PollReply
-	7,  // 21: cellgate.nodeapi.v1.Controller.Fetch:output_type -> cellgate.nodeapi.v1.Chunk
-	9,  // 22: cellgate.nodeapi.v1.Controller.Rollups:output_type -> cellgate.nodeapi.v1.Rollup
-	11, // 23: cellgate.nodeapi.v1.Controller.Orders:output_type -> cellgate.nodeapi.v1.OrdersReply
-	14, // 24: cellgate.nodeapi.v1.Controller.Leases:output_type -> cellgate.nodeapi.v1.LeaseGrants
-	19, // [19:25] is the sub-list for method output_type
-	13, // [13:19] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	4,  // 8: cellgate.nodeapi.v1.Down.keys:type_name -> cellgate.nodeapi.v1.Signed
+	3,  // 9: cellgate.nodeapi.v1.PollReply.messages:type_name -> cellgate.nodeapi.v1.Down
+	4,  // 10: cellgate.nodeapi.v1.RegionalOrders.overrides:type_name -> cellgate.nodeapi.v1.Signed
+	4,  // 11: cellgate.nodeapi.v1.RegionalOrders.denylist:type_name -> cellgate.nodeapi.v1.Signed
+	13, // 12: cellgate.nodeapi.v1.LeaseAsks.asks:type_name -> cellgate.nodeapi.v1.LeaseAsk
+	15, // 13: cellgate.nodeapi.v1.LeaseGrants.grants:type_name -> cellgate.nodeapi.v1.LeaseGrant
+	1,  // 14: cellgate.nodeapi.v1.Controller.Attach:input_type -> cellgate.nodeapi.v1.Up
+	0,  // 15: cellgate.nodeapi.v1.Controller.Poll:input_type -> cellgate.nodeapi.v1.Hello
+	6,  // 16: cellgate.nodeapi.v1.Controller.Fetch:input_type -> cellgate.nodeapi.v1.FetchRequest
+	8,  // 17: cellgate.nodeapi.v1.Controller.Rollups:input_type -> cellgate.nodeapi.v1.RollupsRequest
+	10, // 18: cellgate.nodeapi.v1.Controller.Orders:input_type -> cellgate.nodeapi.v1.RegionalOrders
+	12, // 19: cellgate.nodeapi.v1.Controller.Leases:input_type -> cellgate.nodeapi.v1.LeaseAsks
+	16, // 20: cellgate.nodeapi.v1.Controller.FindKey:input_type -> cellgate.nodeapi.v1.KeyQuestion
+	3,  // 21: cellgate.nodeapi.v1.Controller.Attach:output_type -> cellgate.nodeapi.v1.Down
+	5,  // 22: cellgate.nodeapi.v1.Controller.Poll:output_type -> cellgate.nodeapi.v1.PollReply
+	7,  // 23: cellgate.nodeapi.v1.Controller.Fetch:output_type -> cellgate.nodeapi.v1.Chunk
+	9,  // 24: cellgate.nodeapi.v1.Controller.Rollups:output_type -> cellgate.nodeapi.v1.Rollup
+	11, // 25: cellgate.nodeapi.v1.Controller.Orders:output_type -> cellgate.nodeapi.v1.OrdersReply
+	14, // 26: cellgate.nodeapi.v1.Controller.Leases:output_type -> cellgate.nodeapi.v1.LeaseGrants
+	17, // 27: cellgate.nodeapi.v1.Controller.FindKey:output_type -> cellgate.nodeapi.v1.KeyAnswer
+	21, // [21:28] is the sub-list for method output_type
+	14, // [14:21] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_nodeapi_proto_init() }
@@ -1345,6 +1471,7 @@ func file_nodeapi_proto_init() {
 		(*Down_Overrides)(nil),
 		(*Down_Denylist)(nil),
 		(*Down_Verdicts)(nil),
+		(*Down_Keys)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1352,7 +1479,7 @@ func file_nodeapi_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nodeapi_proto_rawDesc), len(file_nodeapi_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   16,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -28,6 +28,7 @@ const (
 	Controller_Rollups_FullMethodName = "/cellgate.nodeapi.v1.Controller/Rollups"
 	Controller_Orders_FullMethodName  = "/cellgate.nodeapi.v1.Controller/Orders"
 	Controller_Leases_FullMethodName  = "/cellgate.nodeapi.v1.Controller/Leases"
+	Controller_FindKey_FullMethodName = "/cellgate.nodeapi.v1.Controller/FindKey"
 )
 
 // ControllerClient is the client API for Controller service.
@@ -48,6 +49,8 @@ type ControllerClient interface {
 	// Leases settles quotas: a proxy with its region's controller, a controller with the one whose region owns a worldwide
 	// limit. Every LeaseAsks is answered, in order.
 	Leases(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[LeaseAsks, LeaseGrants], error)
+	// FindKey says whose an issued API key is that a proxy was not told of yet.
+	FindKey(ctx context.Context, in *KeyQuestion, opts ...grpc.CallOption) (*KeyAnswer, error)
 }
 
 type controllerClient struct {
@@ -142,6 +145,16 @@ func (c *controllerClient) Leases(ctx context.Context, opts ...grpc.CallOption) 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Controller_LeasesClient = grpc.BidiStreamingClient[LeaseAsks, LeaseGrants]
 
+func (c *controllerClient) FindKey(ctx context.Context, in *KeyQuestion, opts ...grpc.CallOption) (*KeyAnswer, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(KeyAnswer)
+	err := c.cc.Invoke(ctx, Controller_FindKey_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ControllerServer is the server API for Controller service.
 // All implementations must embed UnimplementedControllerServer
 // for forward compatibility.
@@ -160,6 +173,8 @@ type ControllerServer interface {
 	// Leases settles quotas: a proxy with its region's controller, a controller with the one whose region owns a worldwide
 	// limit. Every LeaseAsks is answered, in order.
 	Leases(grpc.BidiStreamingServer[LeaseAsks, LeaseGrants]) error
+	// FindKey says whose an issued API key is that a proxy was not told of yet.
+	FindKey(context.Context, *KeyQuestion) (*KeyAnswer, error)
 	mustEmbedUnimplementedControllerServer()
 }
 
@@ -187,6 +202,9 @@ func (UnimplementedControllerServer) Orders(context.Context, *RegionalOrders) (*
 }
 func (UnimplementedControllerServer) Leases(grpc.BidiStreamingServer[LeaseAsks, LeaseGrants]) error {
 	return status.Error(codes.Unimplemented, "method Leases not implemented")
+}
+func (UnimplementedControllerServer) FindKey(context.Context, *KeyQuestion) (*KeyAnswer, error) {
+	return nil, status.Error(codes.Unimplemented, "method FindKey not implemented")
 }
 func (UnimplementedControllerServer) mustEmbedUnimplementedControllerServer() {}
 func (UnimplementedControllerServer) testEmbeddedByValue()                    {}
@@ -281,6 +299,24 @@ func _Controller_Leases_Handler(srv interface{}, stream grpc.ServerStream) error
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Controller_LeasesServer = grpc.BidiStreamingServer[LeaseAsks, LeaseGrants]
 
+func _Controller_FindKey_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(KeyQuestion)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControllerServer).FindKey(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Controller_FindKey_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControllerServer).FindKey(ctx, req.(*KeyQuestion))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Controller_ServiceDesc is the grpc.ServiceDesc for Controller service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -295,6 +331,10 @@ var Controller_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Orders",
 			Handler:    _Controller_Orders_Handler,
+		},
+		{
+			MethodName: "FindKey",
+			Handler:    _Controller_FindKey_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -95,7 +95,9 @@ type Controller struct {
 	couriers     map[cells.RegionID]*fleet.Courier
 	quota        *quota.Service
 	lives        lifetimes
-	alarmed      map[alarm]bool // expiries told. Written by: announceOrders
+	keys         issuedKeys
+	consumers    atomic.Pointer[consumers] // of the live version
+	alarmed      map[alarm]bool            // expiries told. Written by: announceOrders
 
 	leading                  atomic.Bool
 	globalSeen, regionalSeen reach
@@ -128,7 +130,7 @@ func New(o Options) (*Controller, error) {
 	c.quota = quota.New(quota.Options{Region: o.Region, Topology: o.Topology, Now: o.Now, Backed: o.Quota != nil, Clock: func() int64 { return time.Since(born).Nanoseconds() }})
 	c.nodes = fleet.NewServer(fleet.Config{
 		World: o.World, Region: o.Region, Board: c.board, Evidence: c.evidence, Blobs: c.blob,
-		Leader: c.leading.Load, Identify: identify, Seen: c.tellSeen, Now: o.Now, Log: o.Log, Orders: c.hearOrders, Quota: c.quota,
+		Leader: c.leading.Load, Identify: identify, Seen: c.tellSeen, Now: o.Now, Log: o.Log, Orders: c.hearOrders, FindKey: c.findKey, Quota: c.quota,
 	})
 	var err error
 	c.couriers, err = couriersOf(o)
@@ -154,6 +156,7 @@ func (c *Controller) Run(ctx context.Context) error {
 		c.replicateTargets,
 		c.replicatePlan,
 		c.runLifeline,
+		c.announceKeys,
 		c.reconcile,
 		c.serveNodes,
 		c.serveAPI,

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -212,7 +213,9 @@ func (c *Controller) unknown(ctx context.Context, e denylist.Entry) []string {
 	}
 	has := slices.ContainsFunc(cfg.Routes, func(r snapshot.Route) bool { return r.ID == e.ID })
 	if e.Kind == denylist.Key {
-		has = slices.ContainsFunc(cfg.Consumers, func(c snapshot.Consumer) bool {
+		_, owners, _, _ := c.readKeys()
+		issued := func(h string) bool { return strings.HasPrefix(h, e.ID) }
+		has = slices.ContainsFunc(slices.Collect(maps.Keys(owners)), issued) || slices.ContainsFunc(cfg.Consumers, func(c snapshot.Consumer) bool {
 			return slices.ContainsFunc(c.APIKeyHashes, func(h string) bool { return strings.HasPrefix(strings.ToLower(h), e.ID) })
 		})
 	}

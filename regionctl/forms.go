@@ -205,6 +205,54 @@ type Denials struct {
 	Warnings []string         `json:"warnings,omitempty"`
 }
 
+// Key is one API key of a consumer, by its hash.
+type Key struct {
+	// ID is the public part of an issued key; empty for one that stands in a document.
+	ID       string    `json:"id,omitempty"`
+	Consumer string    `json:"consumer"`
+	Hash     string    `json:"hash"`
+	Issued   time.Time `json:"issued,omitzero"`
+	By       string    `json:"by,omitempty"`
+	Reason   string    `json:"reason,omitempty"`
+	// Document is the version in whose documents it stands; 0 = it was issued.
+	Document uint64 `json:"document,omitempty"`
+}
+
+// Keys is what GET /v1/keys answers.
+type Keys struct {
+	Keys     []Key    `json:"keys"`
+	Issued   int      `json:"issued"` // of all consumers
+	Limit    int      `json:"limit"`
+	Warnings []string `json:"warnings,omitempty"`
+}
+
+// KeyRequest is the body of POST /v1/keys.
+type KeyRequest struct {
+	Consumer string `json:"consumer"`
+	Reason   string `json:"reason,omitempty"`
+	DryRun   bool   `json:"dry_run,omitempty"`
+}
+
+// IssuedKey answers it. Secret is the key itself, which nobody can ask for again.
+type IssuedKey struct {
+	Secret string `json:"key,omitempty"`
+	Key
+	DryRun bool `json:"dry_run,omitempty"`
+}
+
+// KeyRevocation is the body of POST /v1/keys:revoke.
+type KeyRevocation struct {
+	ID     string `json:"id"`
+	Reason string `json:"reason"`
+	DryRun bool   `json:"dry_run,omitempty"`
+}
+
+// RevokedKey answers it.
+type RevokedKey struct {
+	Key
+	DryRun bool `json:"dry_run,omitempty"`
+}
+
 // RestoreRequest is the body of POST /v1/restorations.
 type RestoreRequest struct {
 	What   string `json:"what"`

@@ -40,7 +40,7 @@ func (c *Controller) postVersion(r *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := draft{files: req.Files, owner: req.Owner, allow: allow}
+	d := draft{files: req.Files, owner: req.Owner, allow: allow, fits: c.keysFit}
 	if req.Owner == "" {
 		if d.whole, err = d.decode(); err != nil {
 			return nil, err
@@ -114,7 +114,8 @@ type draft struct {
 	files []PublishFile
 	owner string
 	allow snapshot.Allow
-	whole *snapshot.Config // decoded, when it replaces everything
+	fits  func(old, cfg *snapshot.Config) error // asked when it replaces everything
+	whole *snapshot.Config                      // decoded, when it replaces everything
 }
 
 func (d *draft) decode() (*snapshot.Config, error) { return checked(d.snapshotFiles(), d.allow) }
@@ -130,9 +131,9 @@ func checked(files []snapshot.File, allow snapshot.Allow) (*snapshot.Config, err
 
 func (d *draft) build(old *snapshot.Config, at *versionRecord) (*snapshot.Config, error) {
 	if d.owner == "" {
-		return d.whole, nil
+		return d.whole, d.fits(old, d.whole)
 	}
-	return d.merge(old, at.Manifest.Number)
+	return d.merge(old, at.Manifest.Number) // a team's documents leave consumers as they are
 }
 
 // shrink is the guard of B6: a publication that drops more than a tenth of the routes, hosts or consumers, by name,

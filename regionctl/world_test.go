@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cellgate/cellgate/apikey"
 	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/denylist"
 	"github.com/cellgate/cellgate/internal/loopback"
@@ -208,6 +209,7 @@ type node struct {
 	refuse uint64 // version that it NACKs
 	orders []cells.Evacuation
 	denied []denylist.Entry
+	keys   *apikey.List
 	beat   time.Time
 	plans  int // got while the cell is evacuated
 }
@@ -272,6 +274,17 @@ func (n *node) receive(d *nodeapi.Down) {
 		n.mu.Lock()
 		n.denied = denylist.Unite(n.denied, list.Entries)
 		n.beat = list.At
+		n.mu.Unlock()
+	case *nodeapi.Down_Keys:
+		raw, _, err := n.w.roots.Verify(trust.KindKeys, m.Keys.Envelope, time.Now(), trust.RoleController)
+		list, err2 := apikey.Decode(raw)
+		if err != nil || err2 != nil {
+			n.w.t.Errorf("%s: keys: %v %v", n.id, err, err2)
+		}
+		n.mu.Lock()
+		if n.keys == nil || list.Number() > n.keys.Number() {
+			n.keys = list
+		}
 		n.mu.Unlock()
 	case *nodeapi.Down_Target:
 		go n.apply(m.Target.Envelope)

@@ -301,9 +301,6 @@ func Loopback() Allow {
 	return Allow{Upstreams: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}, PlainURLs: true}
 }
 
-// KeyHashPrefix starts every API key hash.
-const KeyHashPrefix = "sha256:"
-
 // DefaultBalance is the balance of an upstream that names none.
 const DefaultBalance = "p2c"
 

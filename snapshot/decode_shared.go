@@ -2,7 +2,6 @@ package snapshot
 
 import (
 	"crypto/x509"
-	"encoding/hex"
 	"encoding/pem"
 	"fmt"
 	"slices"
@@ -10,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cellgate/cellgate/apikey"
 	"github.com/cellgate/cellgate/cells"
 	"go.yaml.in/yaml/v3"
 )
@@ -32,9 +32,9 @@ var (
 )
 
 const (
+	maxHashes    = 100
 	maxEndpoints = 1000
 	maxHosts     = 1000
-	maxHashes    = 100
 )
 
 func (d *decoder) upstream(n *yaml.Node, s spot, p *at) {
@@ -265,6 +265,9 @@ func (d *decoder) consumer(n *yaml.Node, s spot, p *at) {
 		}
 	})
 	slices.Sort(c.APIKeyHashes)
+	if n := len(c.APIKeyHashes); n > apikey.PerConsumer {
+		o.wrong("api_key_hashes", fmt.Sprintf("has %d keys; a consumer has at most %d", n, apikey.PerConsumer), "the one in use and the one that takes its place")
+	}
 	if ok {
 		d.cfg.Consumers = append(d.cfg.Consumers, c)
 	}
@@ -276,12 +279,12 @@ func (d *decoder) keyHash(n *yaml.Node, p *at, consumer string, s spot) (string,
 	if !ok {
 		return "", false
 	}
-	h := strings.ToLower(given)
-	raw, found := strings.CutPrefix(h, KeyHashPrefix)
-	if sum, err := hex.DecodeString(raw); !found || err != nil || len(sum) != 32 {
-		d.wrong(n.Line, p, "is not sha256: and 64 hex digits", "the SHA-256 of the whole key")
+	hash, err := apikey.Parse(strings.ToLower(given))
+	if err != nil {
+		d.wrong(n.Line, p, "is not sha256: or sha512-256: and 64 hex digits", "the hash of the whole key")
 		return "", false
 	}
+	h := hash.String()
 	if first, taken := d.hashes[h]; taken {
 		d.wrong(n.Line, p, fmt.Sprintf("is also a key of consumer %q at %s", first.by, first.at), "one key has one consumer")
 		return "", false

@@ -125,6 +125,7 @@ func TestEveryRuleNamesItsFault(t *testing.T) {
 		section("tenants: [{id: a, limits: {scope: cell}}]"):                                                     "tenants[0].limits.scope: has no rate to apply to (write rate beside it)",
 		section("tenants: [{id: a, limits: {rate: many}}]"):                                                      `tenants[0].limits.rate: "many" is not a rate`,
 		section("consumers: [{id: a, plan: gold}]"):                                                              `consumers[0].plan: there is no plan "gold"`,
+		section("consumers: [{id: a, api_key_hashes: [" + hash + ", \"sha256:" + strings.Repeat("0", 64) + "\", \"sha512-256:" + strings.Repeat("0", 64) + "\"]}]"): "consumers[0].api_key_hashes: has 3 keys; a consumer has at most 2",
 		section("consumers: [{id: a, api_key_hashes: [abc]}]"):                                                   "consumers[0].api_key_hashes[0]: is not sha256:",
 		section("consumers: [{id: a, api_key_hashes: [" + hash + "]}, {id: b, api_key_hashes: [" + hash + "]}]"): `consumers[1].api_key_hashes[0]: is also a key of consumer "a"`,
 		section("tenants: [{id: a, hosts: [x.test]}, {id: b, hosts: [X.test]}]"):                                 `tenants[1].hosts[0]: x.test is claimed by tenant "b" and, at doc.yaml:2, by tenant "a"`,

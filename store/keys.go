@@ -23,7 +23,9 @@ const (
 	KeySteering       = PrefixIntent + "steering"    // refers to the steer.State
 	PrefixEvacuations = PrefixIntent + "evacuation/" // KeyEvacuation
 	// KeyGuard changes with every evacuation and restoration: whoever judges the whole of them conditions on it.
-	KeyGuard = PrefixIntent + "evacuations"
+	KeyGuard     = PrefixIntent + "evacuations"
+	PrefixIssued = PrefixIntent + "key/" // KeyIssued
+	KeyIssuance  = PrefixIntent + "keys" // when the issued API keys were last changed; changes with each of them
 	// KeySweep says whether a leader is deleting blobs: the mark of Blobs.Sweep.
 	KeySweep = PrefixIntent + "sweep"
 
@@ -43,6 +45,10 @@ const (
 	// PrefixDenied holds the region's denylist, an entry a key; KeyDenyGuard changes with every addition.
 	PrefixDenied = PrefixCopy + "denied/" // KeyDenied
 	KeyDenyGuard = PrefixCopy + "denylist"
+
+	// The copy of PrefixIssued and KeyIssuance.
+	PrefixCopyIssued = PrefixCopy + "key/"
+	KeyCopyIssuance  = PrefixCopy + "keys"
 
 	PrefixQuotas = "quota/" // KeyQuotas
 )
@@ -64,6 +70,9 @@ func KeyTarget(r cells.RegionID) string { return PrefixTargets + string(r) }
 
 // KeyEvacuation holds the order that concerns one cell.
 func KeyEvacuation(c cells.CellID) string { return PrefixEvacuations + string(c) }
+
+// KeyIssued holds the API keys that were issued to one consumer.
+func KeyIssued(consumer string) string { return PrefixIssued + consumer }
 
 // KeyDenied holds one entry of the denylist, by the SHA-256 of its name.
 func KeyDenied(name string) string {

@@ -20,6 +20,7 @@ const (
 	KindOverrides = "overrides" // []cells.Evacuation
 	KindDenylist  = "denylist"  // denylist.List
 	KindVerdicts  = "verdicts"  // health.Verdicts
+	KindKeys      = "keys"      // apikey.List
 )
 
 // MaxPayload bounds what one envelope carries, in bytes.

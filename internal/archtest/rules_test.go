@@ -30,7 +30,7 @@ func floorOf(pkg string) (floor int, ok bool) {
 
 func floors() map[string]int {
 	return map[string]int{
-		"cells": words, "snapshot": words, "report": words, "problem": words, "reason": words, "denylist": words,
+		"cells": words, "snapshot": words, "report": words, "problem": words, "reason": words, "denylist": words, "apikey": words,
 
 		"health": judgement, "capacity": judgement, "cells/placement": judgement, "regionctl/rollout": judgement,
 		"globalrouter/locate": judgement, "globalrouter/steer": judgement, "globalrouter/answer": judgement, "globalrouter/view": judgement,
@@ -53,7 +53,7 @@ func sameFloor() map[string][]string {
 	return map[string][]string{
 		"report":              {"cells"},
 		"denylist":            {"cells"},
-		"snapshot":            {"cells", "problem"},
+		"snapshot":            {"apikey", "cells", "problem"},
 		"capacity":            {},
 		"regionctl/rollout":   {"health", "regionctl/rollout/judge"},
 		"globalrouter/steer":  {"health", "capacity"},

@@ -27,6 +27,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/cellgate/cellgate/apikey"
 	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/denylist"
 	"github.com/cellgate/cellgate/globalrouter/steer"
@@ -55,6 +56,8 @@ type Options struct {
 	Reconnect func(on bool)
 	// Deny puts the denylist in force; nil = nobody is told.
 	Deny func(*denylist.Set)
+	// Issue puts the list of issued API keys in force; nil = nobody is told.
+	Issue func(*apikey.List) error
 	// Steer is told the topology when it changes, and the plan by which requests that still come are forwarded, while the
 	// own cell is evacuated and its order permits it; else plan is nil. Nil = nobody is told.
 	Steer func(topology *cells.Topology, plan *steer.Plan) error
@@ -81,6 +84,7 @@ type Agent struct {
 	shelf  *shelf
 	poke   chan struct{} // capacity 1: something arrived
 	denied *denials
+	keys   *issuedKeys
 	steer  *steering
 
 	mu       sync.Mutex
@@ -154,6 +158,7 @@ func New(opt Options) (*Agent, error) {
 		a.shelf.clearLeftovers()
 	}
 	a.denied = newDenials(a, time.Now())
+	a.keys = newIssuedKeys(a)
 	a.steer = newSteering(a)
 	a.overrides = newOverrides(a)
 	a.applied = order{a.shelf.state.Epoch, a.shelf.state.Number}
@@ -185,6 +190,9 @@ func defaults(opt *Options) {
 	if opt.Deny == nil {
 		opt.Deny = func(*denylist.Set) {}
 	}
+	if opt.Issue == nil {
+		opt.Issue = func(*apikey.List) error { return nil }
+	}
 	if opt.Steer == nil {
 		opt.Steer = func(*cells.Topology, *steer.Plan) error { return nil }
 	}
@@ -199,13 +207,17 @@ func (a *Agent) hello() *nodeapi.Hello {
 	a.steer.mu.Lock()
 	plan := a.steer.planAt
 	a.steer.mu.Unlock()
-	return &nodeapi.Hello{Boot: a.boot, TargetEpoch: a.applied.epoch, TargetNumber: a.applied.number, PlanEpoch: plan.epoch, PlanNumber: plan.number}
+	return &nodeapi.Hello{Boot: a.boot, TargetEpoch: a.applied.epoch, TargetNumber: a.applied.number, PlanEpoch: plan.epoch, PlanNumber: plan.number, KeysNumber: a.keys.number.Load()}
 }
 
 // receive keeps the newest target and the lists of overrides for the loop; it never blocks.
 func (a *Agent) receive(m *nodeapi.Down, from report.Source) {
 	if d := m.GetDenylist(); d != nil {
 		a.denied.receive(d.GetEnvelope())
+		return
+	}
+	if k := m.GetKeys(); k != nil {
+		a.keys.receive(k.GetEnvelope())
 		return
 	}
 	if p, t := m.GetPlan().GetEnvelope(), m.GetTopology().GetEnvelope(); p != nil || t != nil {
@@ -278,9 +290,18 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	g.Go(func() error { return a.reports(ctx) })
 	g.Go(func() error { return a.denied.run(ctx) })
+	g.Go(func() error { return a.keys.run(ctx) })
 	g.Go(func() error { return a.steer.run(ctx) })
 	g.Go(func() error { return a.follow(ctx) })
 	return g.Wait()
+}
+
+// Connected says whether a controller is attached.
+func (a *Agent) Connected() bool { return a.client.Connected() }
+
+// FindKey asks the attached controller whose an issued API key is; empty = nobody's.
+func (a *Agent) FindKey(ctx context.Context, hashes []string) (consumer string, err error) {
+	return a.client.FindKey(ctx, hashes)
 }
 
 // Settle keeps the quotas of exchanges that are under way settled, until ctx ends, while another process follows targets.

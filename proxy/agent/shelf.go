@@ -22,6 +22,7 @@ import (
 //	overrides.json      the newest signed lists of evacuations
 //	target              the signed target that is served, for peers with an empty disk
 //	denylist.json       the newest signed denylists; its own loop writes it
+//	keys.json           the newest signed list of issued API keys; its own loop writes it
 //
 // Order of writing: blobs, manifest, directories, then state.json; so state.json never names what isn't there.
 type shelf struct {

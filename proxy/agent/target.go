@@ -299,6 +299,7 @@ func (a *Agent) serve(next *prepared, from report.Source, share int) {
 func (a *Agent) Boot() {
 	now := time.Now()
 	a.denied.load(now)
+	a.keys.load()
 	a.steer.load()
 	a.loadOverrides(now)
 	before := a.shelf.state

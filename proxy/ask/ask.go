@@ -112,7 +112,7 @@ func Of[V any](in *Services, rule Rule) *Service[V] {
 		return nil
 	}
 	s := &Service[V]{in: in, name: rule.Kind, id: fmt.Sprint(rule), rule: rule, flights: map[memo.Key]*Flight[V]{}}
-	if u, err := url.Parse(rule.URL); err == nil {
+	if u, err := url.Parse(rule.URL); err == nil && u.Host != "" {
 		s.name += " " + u.Host
 	}
 	s.keys = [2]limit.Key{in.budget.Key(limit.Lookup, "", s.id, ""), in.budget.Key(limit.Lookup, "", s.id, "strangers")}
@@ -161,9 +161,23 @@ func (f *Flight[V]) end(v V, ok bool) {
 	})
 }
 
-// Ask asks, or joins those who ask the same. judge is called once, beside the path, before Done is closed; with an error its
-// value is not used. Nil means that the service has no room now, or the question's source has asked too much.
+// Ask asks over HTTP, or joins those who ask the same. judge is called once, beside the path, before Done is closed; with an
+// error its value is not used. Nil means that the service has no room now, or the question's source has asked too much.
 func (s *Service[V]) Ask(q Question, judge func(status int, header http.Header, body []byte, now time.Time) (V, error)) *Flight[V] {
+	return s.Do(q, func(ctx context.Context) (v V, err error) {
+		status, header, body, err := s.in.exchange(ctx, s.rule.URL, q.Make)
+		if err == nil {
+			err = ctx.Err()
+		}
+		if err != nil {
+			return v, err
+		}
+		return judge(status, header, body, time.Now())
+	})
+}
+
+// Do is Ask of a service that is spoken to otherwise; it makes no use of the rule's URL and of q.Make.
+func (s *Service[V]) Do(q Question, exchange func(ctx context.Context) (V, error)) *Flight[V] {
 	now := time.Now()
 	s.used.Store(now.UnixNano())
 	s.mu.Lock()
@@ -180,30 +194,23 @@ func (s *Service[V]) Ask(q Question, judge func(status int, header http.Header, 
 	s.asked.Add(1)
 	f := &Flight[V]{done: make(chan struct{})}
 	s.flights[q.Key] = f
-	s.in.wait.Go(func() { s.fly(f, q, judge) })
+	s.in.wait.Go(func() { s.fly(f, q.Key, exchange) })
 	return f
 }
 
 // fly is one question's way. Whoever waits is let go in time even if the exchange hangs, whose place is free only at its end.
-func (s *Service[V]) fly(f *Flight[V], q Question, judge func(int, http.Header, []byte, time.Time) (V, error)) {
+func (s *Service[V]) fly(f *Flight[V], key memo.Key, exchange func(context.Context) (V, error)) {
 	ctx, cancel := context.WithTimeout(context.Background(), s.rule.Timeout)
 	defer cancel()
 	var none V
-	late := time.AfterFunc(s.rule.Timeout, func() { s.leave(q.Key, f); f.end(none, false) })
+	late := time.AfterFunc(s.rule.Timeout, func() { s.leave(key, f); f.end(none, false) })
 	defer late.Stop()
-	v, err := none, error(nil)
-	status, header, body, err := s.in.exchange(ctx, s.rule.URL, q.Make)
-	if err == nil {
-		err = ctx.Err()
-	}
-	if err == nil {
-		v, err = judge(status, header, body, time.Now())
-	}
+	v, err := exchange(ctx)
 	s.mu.Lock()
 	s.under--
 	s.mu.Unlock()
 	s.note(err)
-	s.leave(q.Key, f)
+	s.leave(key, f)
 	f.end(v, err == nil)
 }
 

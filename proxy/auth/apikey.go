@@ -5,21 +5,20 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/binary"
-	"encoding/hex"
 	"fmt"
 	"slices"
-	"strings"
 
+	"github.com/cellgate/cellgate/apikey"
 	"github.com/cellgate/cellgate/snapshot"
 )
 
-// KeyPrefix is what every API key starts with.
-const KeyPrefix = "cg_"
-
 const maxAPIKey = 256
 
-// KeyTable finds the consumer of an API key. It holds hashes only, 36 bytes a key, free of pointers. It is immutable.
-type KeyTable struct {
+// KeyTable finds the owner of an API key. It holds hashes only, 44 bytes a key, free of pointers. It is immutable.
+type KeyTable struct{ by [apikey.Algorithms]keyRows }
+
+// keyRows are the keys that are hashed by one algorithm.
+type keyRows struct {
 	prefix []uint64 // first 8 bytes of the hash, sorted; the index of what follows
 	hashes [][sha256.Size]byte
 	owner  []int32
@@ -27,62 +26,77 @@ type KeyTable struct {
 
 // NewKeyTable takes the hashes of the consumers in their order; a malformed hash, or one that two consumers claim, is an error.
 func NewKeyTable(consumers []snapshot.Consumer) (*KeyTable, error) {
+	t := &KeyTable{}
+	err := t.fill(len(consumers), func(i int) (string, []string) { return consumers[i].ID, consumers[i].APIKeyHashes })
+	return t, err
+}
+
+// NewIssuedTable is the table of issued keys; an owner is the index of the list's consumer.
+func NewIssuedTable(l *apikey.List) (*KeyTable, error) {
+	t := &KeyTable{}
+	err := t.fill(len(l.Consumers), func(i int) (string, []string) { return l.Consumers[i].ID, l.Consumers[i].Hashes })
+	return t, err
+}
+
+func (t *KeyTable) fill(consumers int, get func(i int) (id string, hashes []string)) error {
 	type row struct {
-		hash  [sha256.Size]byte
+		apikey.Hash
 		owner int32
 	}
 	var rows []row
-	for i, c := range consumers {
-		for _, text := range c.APIKeyHashes {
-			h, err := parseHash(text)
+	for i := range consumers {
+		id, hashes := get(i)
+		for _, text := range hashes {
+			h, err := apikey.Parse(text)
 			if err != nil {
-				return nil, fmt.Errorf("auth: consumer %q: %w", c.ID, err)
+				return fmt.Errorf("auth: consumer %q: %w", id, err)
 			}
 			rows = append(rows, row{h, int32(i)})
 		}
 	}
-	slices.SortFunc(rows, func(a, b row) int { return strings.Compare(string(a.hash[:]), string(b.hash[:])) })
-	t := &KeyTable{}
+	slices.SortFunc(rows, func(a, b row) int { return bytes.Compare(a.Sum[:], b.Sum[:]) })
 	for i, r := range rows {
-		if i > 0 && rows[i-1].hash == r.hash {
+		if i > 0 && rows[i-1].Hash == r.Hash {
 			if rows[i-1].owner != r.owner {
-				return nil, fmt.Errorf("auth: consumers %q and %q have the same API key", consumers[rows[i-1].owner].ID, consumers[r.owner].ID)
+				one, _ := get(int(rows[i-1].owner))
+				other, _ := get(int(r.owner))
+				return fmt.Errorf("auth: consumers %q and %q have the same API key", one, other)
 			}
 			continue
 		}
-		t.prefix = append(t.prefix, binary.BigEndian.Uint64(r.hash[:]))
-		t.hashes = append(t.hashes, r.hash)
-		t.owner = append(t.owner, r.owner)
+		by := &t.by[r.By]
+		by.prefix = append(by.prefix, binary.BigEndian.Uint64(r.Sum[:]))
+		by.hashes = append(by.hashes, r.Sum)
+		by.owner = append(by.owner, r.owner)
 	}
-	return t, nil
-}
-
-func parseHash(text string) (h [sha256.Size]byte, err error) {
-	digits, ok := strings.CutPrefix(text, "sha256:")
-	if n, err := hex.Decode(h[:], []byte(digits[:min(len(digits), 2*sha256.Size)])); !ok || err != nil || n != len(h) || len(digits) != 2*n {
-		return h, fmt.Errorf("%.80q is not sha256: and 64 hexadecimal digits", text)
-	}
-	return h, nil
+	return nil
 }
 
 // HashKey is the stored form of an API key.
-func HashKey(key string) string {
-	h := sha256.Sum256([]byte(key))
-	return "sha256:" + hex.EncodeToString(h[:])
-}
+func HashKey(key string) string { return apikey.SHA256.Of([]byte(key)).String() }
 
-// Find gives the index of the consumer that the key belongs to. What it takes depends on the key's hash alone, and that only
-// by its first 8 bytes; the hash itself is compared in constant time. It doesn't allocate.
-func (t *KeyTable) Find(key []byte) (consumer int, ok bool) {
-	if len(key) > maxAPIKey || !bytes.HasPrefix(key, []byte(KeyPrefix)) {
+// Find gives the owner's index. What it takes depends on the key's hash alone, and that only by its first 8 bytes; the hash
+// itself is compared in constant time. It doesn't allocate.
+func (t *KeyTable) Find(key []byte) (owner int, ok bool) {
+	if len(key) > maxAPIKey || !bytes.HasPrefix(key, []byte(apikey.Prefix)) {
 		return 0, false
 	}
-	h := sha256.Sum256(key)
-	first := binary.BigEndian.Uint64(h[:])
-	i, _ := slices.BinarySearch(t.prefix, first)
-	for ; i < len(t.prefix) && t.prefix[i] == first; i++ {
-		if subtle.ConstantTimeCompare(t.hashes[i][:], h[:]) == 1 {
-			return int(t.owner[i]), true
+	for by := range apikey.Algorithms {
+		if rows := &t.by[by]; len(rows.prefix) > 0 {
+			if owner, ok := rows.find(by.Of(key)); ok {
+				return owner, true
+			}
+		}
+	}
+	return 0, false
+}
+
+func (r *keyRows) find(h apikey.Hash) (owner int, ok bool) {
+	first := binary.BigEndian.Uint64(h.Sum[:])
+	i, _ := slices.BinarySearch(r.prefix, first)
+	for ; i < len(r.prefix) && r.prefix[i] == first; i++ {
+		if subtle.ConstantTimeCompare(r.hashes[i][:], h.Sum[:]) == 1 {
+			return int(r.owner[i]), true
 		}
 	}
 	return 0, false

@@ -41,6 +41,7 @@ type Authenticator struct {
 	denied atomic.Pointer[denylist.Set]
 	tokens opaqueTokens
 	opened *memo.Table[auth.Result] // cookies of sessions
+	issued issuedKeys
 }
 
 var _ proxy.Authenticator = (*Authenticator)(nil)
@@ -55,7 +56,7 @@ type Sources struct {
 // NewAuthenticator takes what is asked. A source may send 20 bad signatures a second, 100 at once, before the
 // tokens of it that are not known yet are refused without computing a signature; loopback is exempt.
 func NewAuthenticator(from Sources, start time.Time) *Authenticator {
-	return &Authenticator{keys: from.Keys, tokens: newOpaqueTokens(from.Services, from.Secrets), opened: newSessions(), cache: auth.NewCache(tokens), forged: limit.New(sources), budget: limit.PerSecond(20, 100), start: start}
+	return &Authenticator{keys: from.Keys, tokens: newOpaqueTokens(from.Services, from.Secrets), issued: newIssuedKeys(from.Services), opened: newSessions(), cache: auth.NewCache(tokens), forged: limit.New(sources), budget: limit.PerSecond(20, 100), start: start}
 }
 
 // Authenticate implements proxy.Authenticator.
@@ -67,7 +68,7 @@ func (a *Authenticator) Authenticate(c *proxy.Credentials, id *proxy.Identity, n
 	case c.Policy.JWT != nil:
 		return a.token(c, id, now)
 	case c.Policy.APIKey != nil:
-		return a.key(c, id), nil
+		return a.key(c, id, now)
 	case c.Policy.Introspection != nil:
 		return a.opaque(c, id, now)
 	case c.Policy.Session != nil:
@@ -83,32 +84,6 @@ func (a *Authenticator) Foresee(c *proxy.Credentials) {
 	} else if token, ok := bearer(c.Authorization); ok {
 		c.Ahead = a.cache.Ahead(token)
 	}
-}
-
-// key takes the API key from X-API-Key or from "Bearer cg_…"; two that differ are invalid.
-func (a *Authenticator) key(c *proxy.Credentials, id *proxy.Identity) reason.Reason {
-	sent := c.APIKey
-	if token, ok := bearer(c.Authorization); ok && bytes.HasPrefix(token, []byte(auth.KeyPrefix)) {
-		if sent != nil && !bytes.Equal(sent, token) {
-			return reason.KeyInvalid
-		}
-		sent = token
-	}
-	if sent == nil {
-		return reason.TokenMissing
-	}
-	if a.denied.Load().Key(sent) {
-		return reason.Denied
-	}
-	if c.Program.Identity.APIKeys == nil {
-		return reason.AuthUnavailable
-	}
-	i, ok := c.Program.Identity.APIKeys.Find(sent)
-	if !ok || i >= len(c.Program.Consumers) {
-		return reason.KeyInvalid
-	}
-	id.Consumer = c.Program.Consumers[i].ID
-	return reason.None
 }
 
 func (a *Authenticator) token(c *proxy.Credentials, id *proxy.Identity, now time.Time) (reason.Reason, <-chan struct{}) {
@@ -146,6 +121,7 @@ func (a *Authenticator) Deny(set *denylist.Set) {
 		a.cache.Forget(a.shutOut)
 		a.opened.Forget(func(r *auth.Result) bool { return a.shutOut(r.Identity) })
 		a.tokens.granted.Forget(func(g **grant) bool { return a.shutOut((*g).result.Identity) })
+		a.issued.forget()
 	}
 }
 

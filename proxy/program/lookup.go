@@ -1,6 +1,9 @@
 package program
 
 import (
+	"slices"
+	"strings"
+
 	"github.com/cellgate/cellgate/proxy/route"
 	"github.com/cellgate/cellgate/reason"
 	"github.com/cellgate/cellgate/snapshot"
@@ -28,6 +31,11 @@ func (p *Program) tenant(n int32) string {
 		return snapshot.DefaultTenant
 	}
 	return p.tenants[n]
+}
+
+// Consumer finds a consumer's index by its id. It doesn't allocate.
+func (p *Program) Consumer(id string) (index int, ok bool) {
+	return slices.BinarySearchFunc(p.Consumers, id, func(c Consumer, id string) int { return strings.Compare(c.ID, id) })
 }
 
 // Plan is the consumer's; nil if it has none.

@@ -21,10 +21,12 @@ const (
 	KindVerdicts
 	KindDenylist
 	KindDenyBeat // says that the denylist is the newest still
+	KindKeys
 	kinds
 )
 
-// Mail is the newest signed message of one kind. Epoch and Number order targets and plans; they are 0 for the others.
+// Mail is the newest signed message of one kind. Epoch and Number order targets and plans, Number lists of keys; they are 0
+// for the others.
 type Mail struct {
 	Kind     Kind
 	Epoch    uint64
@@ -47,6 +49,8 @@ func (m Mail) down() *nodeapi.Down {
 		return &nodeapi.Down{Message: &nodeapi.Down_Topology{Topology: s}}
 	case KindVerdicts:
 		return &nodeapi.Down{Message: &nodeapi.Down_Verdicts{Verdicts: s}}
+	case KindKeys:
+		return &nodeapi.Down{Message: &nodeapi.Down_Keys{Keys: s}}
 	case KindDenylist, KindDenyBeat:
 		return &nodeapi.Down{Message: &nodeapi.Down_Denylist{Denylist: s}}
 	default:

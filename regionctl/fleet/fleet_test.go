@@ -102,6 +102,26 @@ func TestOlderMessagesNeverReplaceNewerOnes(t *testing.T) {
 	}
 }
 
+// A process that has the list of keys is not sent it again; a new signature under the same number is.
+func TestKeysAreSentToProxiesThatDontHaveThem(t *testing.T) {
+	b := NewBoard()
+	keys := func(role trust.Role, has uint64) string {
+		return kindsOf(newSession(who(role, "eu-west/a/1"), &nodeapi.Hello{KeysNumber: has}, b).due(time.Now()))
+	}
+	b.Post(Mail{Kind: KindKeys, Number: 7, Envelope: []byte("k")})
+	b.Post(Mail{Kind: KindKeys, Number: 6, Envelope: []byte("older")})
+	if none, old, same, router := keys(trust.RoleProxy, 0), keys(trust.RoleProxy, 6), keys(trust.RoleProxy, 7), keys(trust.RoleRouter, 0); none != "7(0.7) " || old != none || same != "" || router != "" {
+		t.Errorf("%q, %q, %q, a router %q", none, old, same, router)
+	}
+	if m, _ := b.read(KindKeys, "eu-west"); string(m.Envelope) != "k" {
+		t.Errorf("an older list replaces: %s", m.Envelope)
+	}
+	b.Post(Mail{Kind: KindKeys, Number: 7, Envelope: []byte("signed anew")})
+	if m, _ := b.read(KindKeys, "eu-west"); string(m.Envelope) != "signed anew" {
+		t.Errorf("%s is shown", m.Envelope)
+	}
+}
+
 // What says the same under another signature replaces it when it can be verified for longer, and never the other way round:
 // two places that show one each don't take turns.
 func TestWhatWasSignedAnewReplacesWhatSaysTheSame(t *testing.T) {

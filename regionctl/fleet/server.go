@@ -48,6 +48,8 @@ type Config struct {
 	Seen func() []byte
 	// Quota settles leases; nil refuses them.
 	Quota Quota
+	// FindKey says whose the issued API key is that has one of the hashes; nil refuses questions.
+	FindKey func(hashes []string) (consumer string, err error)
 	// Orders takes what another region's controller ordered without the global store; nil refuses it.
 	Orders func(ctx context.Context, from trust.Identity, orders *nodeapi.RegionalOrders) (*nodeapi.OrdersReply, error)
 }
@@ -303,6 +305,27 @@ func (s *Server) sendBlob(ctx context.Context, digest string, send func(*nodeapi
 		return status.Errorf(codes.NotFound, "blob %.16s: %v", digest, err)
 	}
 	return nodeapi.SendBlob(send, digest, blob)
+}
+
+// maxHashes bounds the hashes of one question.
+const maxHashes = 8
+
+// FindKey says whose an issued API key is.
+func (s *Server) FindKey(ctx context.Context, q *nodeapi.KeyQuestion) (*nodeapi.KeyAnswer, error) {
+	if _, err := s.caller(ctx, trust.RoleProxy); err != nil {
+		return nil, err
+	}
+	if s.Config.FindKey == nil {
+		return nil, status.Error(codes.Unimplemented, "no keys are issued here")
+	}
+	if len(q.Hashes) > maxHashes {
+		return nil, status.Errorf(codes.InvalidArgument, "at most %d hashes at once", maxHashes)
+	}
+	consumer, err := s.Config.FindKey(q.Hashes)
+	if err != nil {
+		return nil, status.Error(codes.Unavailable, err.Error())
+	}
+	return &nodeapi.KeyAnswer{Consumer: consumer}, nil
 }
 
 // Orders takes what was ordered in another region.

@@ -31,7 +31,7 @@ type session struct {
 func interests(role trust.Role) []Kind {
 	switch role {
 	case trust.RoleProxy:
-		return []Kind{KindTarget, KindOverrides, KindDenylist, KindDenyBeat, KindTopology, KindPlan}
+		return []Kind{KindTarget, KindOverrides, KindDenylist, KindDenyBeat, KindKeys, KindTopology, KindPlan}
 	case trust.RoleRouter:
 		return []Kind{KindPlan, KindTopology, KindOverrides, KindVerdicts}
 	case trust.RoleProber:
@@ -45,6 +45,7 @@ func newSession(id trust.Identity, hello *nodeapi.Hello, board *Board) *session 
 	s := &session{id: id, board: board, kinds: interests(id.Role), epoch: max(hello.TargetEpoch, hello.PlanEpoch)}
 	s.skip(KindTarget, hello.TargetEpoch, hello.TargetNumber)
 	s.skip(KindPlan, hello.PlanEpoch, hello.PlanNumber)
+	s.skip(KindKeys, 0, hello.KeysNumber)
 	return s
 }
 

@@ -20,6 +20,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -90,6 +91,8 @@ type gateway struct {
 	idp      *httptest.Server
 	fetches  atomic.Int64 // of the provider's keys
 	down     atomic.Bool  // the provider answers 500
+	owners   sync.Map     // consumers by the hash of a key that the controller knows
+	lookups  atomic.Int64 // of keys
 	backend  *httptest.Server
 	client   *http.Client
 }
@@ -142,6 +145,12 @@ func (g *gateway) control() (stop func()) {
 	fl := fleet.NewServer(fleet.Config{
 		World: "gw.test", Region: "eu-west", Board: g.board, Evidence: g.evidence, Leader: func() bool { return true }, Now: time.Now,
 		Log: slog.New(slog.DiscardHandler),
+		FindKey: func(hashes []string) (string, error) {
+			g.lookups.Add(1)
+			owner, _ := g.owners.Load(hashes[0])
+			consumer, _ := owner.(string)
+			return consumer, nil
+		},
 		Blobs: func(_ context.Context, d string) ([]byte, error) {
 			if b, ok := g.blobs[d]; ok {
 				return b, nil
@@ -166,8 +175,10 @@ version: v1
 routes:
   - {id: orders, match: {host: api.gw.test, path_prefix: /v1}, upstream: u, auth: jwt}
   - {id: open, match: {host: api.gw.test, path: /open%d}, upstream: u}
+  - {id: keyed, match: {host: api.gw.test, path: /keyed}, upstream: u, auth: key}
 upstreams: [{id: u, endpoints: [%q]}]
-policies: [{id: jwt, jwt: {issuer: "i", audience: a, jwks: %q}}]
+policies: [{id: jwt, jwt: {issuer: "i", audience: a, jwks: %q}}, {id: key, api_key: {}}]
+consumers: [{id: acme}]
 `, n, strings.TrimPrefix(g.backend.URL, "http://"), g.idp.URL)
 	cfg, problems := snapshot.Decode([]snapshot.File{{Name: "doc.yaml", Data: []byte(doc)}}, snapshot.Loopback())
 	if len(problems) > 0 {

@@ -115,7 +115,7 @@ func TestRegionctlCommandsHelpWithAnExample(t *testing.T) {
 	for _, line := range []string{
 		"status", "config publish", "config versions", "config show", "config rollback", "config explain", "publish", "versions", "rollback", "explain",
 		"rollout list", "rollout status", "rollout pause", "rollout resume", "rollout promote", "rollout abort", "cells list", "cells show",
-		"evacuate", "restore", "deny add", "deny remove", "deny list", "dns explain", "capacity headroom", "audit", "serve",
+		"evacuate", "restore", "deny add", "deny remove", "deny list", "keys issue", "keys list", "keys revoke", "dns explain", "capacity headroom", "audit", "serve",
 	} {
 		out := run(t, append(append([]string{"regionctl"}, strings.Fields(line)...), "--help")...)
 		if out.Code != 0 || !strings.Contains(out.Stdout, "Examples:") || !strings.Contains(out.Stdout, "regionctl "+strings.Fields(line)[0]) {

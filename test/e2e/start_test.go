@@ -171,6 +171,37 @@ func TestEveryCellAnswersAsTheSampleSays(t *testing.T) {
 	}
 }
 
+// A key is good at every node from the moment that it is issued, and at none soon after it is revoked.
+func TestAnIssuedKeyIsGoodEverywhereAtOnceAndARevokedOneNowhere(t *testing.T) {
+	w := sharedWorld(t)
+	var k struct{ Key, ID string }
+	if err := json.Unmarshal([]byte(w.mustRegionctl(t, "keys", "issue", "partner", "-o", "json")), &k); err != nil {
+		t.Fatal(err)
+	}
+	nodes := map[string]netip.AddrPort{}
+	for _, c := range w.cells() {
+		for _, p := range c.Proxies {
+			nodes[p.ID] = netip.AddrPortFrom(p.Address, c.HTTPS)
+		}
+	}
+	ask := func(id string) int {
+		return w.get(t, nodes[id], http.MethodGet, "acme.gw.test", "/v1/reports/3", "X-API-Key", k.Key).Status
+	}
+	for id := range nodes {
+		status := ask(id)
+		if status == 503 { // no answer within a tenth of a second
+			harness.Eventually(t, 5*time.Second, "an answer at "+id, func() bool { status = ask(id); return status != 503 })
+		}
+		if status != 200 {
+			t.Errorf("%s: %d for a key that was just issued", id, status)
+		}
+	}
+	w.mustRegionctl(t, "keys", "revoke", k.ID, "--reason", "test")
+	for id := range nodes {
+		harness.Eventually(t, 2*time.Second, "the revocation at "+id, func() bool { return ask(id) == 401 })
+	}
+}
+
 func TestLimitedConsumerIsRefusedWhenItIsTooFast(t *testing.T) {
 	w := sharedWorld(t)
 	c := w.cells()[3]

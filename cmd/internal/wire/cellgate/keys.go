@@ -19,6 +19,7 @@ import (
 
 	"github.com/go-jose/go-jose/v4"
 
+	"github.com/cellgate/cellgate/apikey"
 	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/internal/durable"
 	"github.com/cellgate/cellgate/trust"
@@ -189,7 +190,7 @@ func (k *keyring) openTokens() error {
 		t.Admin = randomText()
 	}
 	if t.APIKey == "" {
-		t.APIKey = "cg_" + randomText()
+		t.APIKey, _ = apikey.New(rand.Reader)
 	}
 	if t.Expires.Sub(k.now) < tokenRenew {
 		t.Expires = k.now.Add(tokenLife)

@@ -231,9 +231,12 @@ func (n *worldNode) follow() (err error) {
 	n.agent, err = agent.New(agent.Options{
 		ID: n.boot.ID, Dir: filepath.Join(n.boot.DataDir, "config"), Roots: n.roots,
 		TLS: trust.ClientTLS(n.signer, n.roots, trust.RoleController), Controllers: n.boot.Controllers,
-		Copies: n.cellCopies(), Steer: n.steer, Leases: n.limits.Leases().Serve, Apply: n.apply, Check: n.check, Reconnect: n.server.Reconnect, Deny: n.deny, Observe: n.observe,
+		Copies: n.cellCopies(), Steer: n.steer, Leases: n.limits.Leases().Serve, Apply: n.apply, Check: n.check, Reconnect: n.server.Reconnect, Deny: n.deny, Issue: n.callers.Issue, Observe: n.observe,
 		Lent: n.place.taken != nil, ReportEvery: time.Second, Log: n.log,
 	})
+	if err == nil {
+		n.callers.AskRegion(n.agent)
+	}
 	return err
 }
 

@@ -10,7 +10,7 @@ func addOnline(root, config *cobra.Command) {
 	config.AddCommand(publishCommand(w), versionsCommand(w), showCommand(w), rollbackCommand(w), explainCommand(w))
 	root.AddCommand(
 		publishCommand(w), versionsCommand(w), rollbackCommand(w), explainCommand(w),
-		statusCommand(w), rolloutCommand(w), cellsCommand(w), evacuateCommand(w), restoreCommand(w), denyCommand(w),
+		statusCommand(w), rolloutCommand(w), cellsCommand(w), evacuateCommand(w), restoreCommand(w), denyCommand(w), keysCommand(w),
 		dnsCommand(w), capacityCommand(w), auditCommand(w), recoverCommand(w), drillCommand(w), serveCommand(),
 	)
 }
