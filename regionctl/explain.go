@@ -1,6 +1,7 @@
 package regionctl
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/netip"
@@ -20,6 +21,9 @@ func (c *Controller) postExplain(r *call) (any, error) {
 		return nil, err
 	}
 	look, err := lookup(req)
+	if err == nil && len(req.Claims) > 0 && !isObject(req.Claims) {
+		err = badRequest("claims must be a JSON object")
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -39,7 +43,12 @@ func (c *Controller) postExplain(r *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return Explained{Version: p.Number, Explanation: p.Explain(look)}, nil
+	return Explained{Version: p.Number, Explanation: p.Explain(look, program.Caller{Claims: req.Claims, Consumer: req.Consumer}, c.opt.Now())}, nil
+}
+
+func isObject(raw json.RawMessage) bool {
+	var m map[string]json.RawMessage
+	return json.Unmarshal(raw, &m) == nil && m != nil
 }
 
 func lookup(req ExplainRequest) (*program.Request, error) {

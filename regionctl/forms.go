@@ -1,6 +1,7 @@
 package regionctl
 
 import (
+	"encoding/json"
 	"time"
 
 	"github.com/cellgate/cellgate/cells"
@@ -148,6 +149,9 @@ type ExplainRequest struct {
 	Method  string            `json:"method"`
 	URL     string            `json:"url"`
 	Headers map[string]string `json:"headers,omitempty"`
+	// Claims are those of the caller's token, session or introspection; Consumer is whose API key it has.
+	Claims   json.RawMessage `json:"claims,omitempty"`
+	Consumer string          `json:"consumer,omitempty"`
 }
 
 // Explained is the look-up with the working shown.

@@ -59,7 +59,7 @@ func (d *decoder) identityPolicies(i int) {
 	if k, ok := d.kinds[r.Auth]; d.shadows[r.Auth] {
 		wrong("auth", fmt.Sprintf("%q is in shadow mode, so anybody would be let in", r.Auth), "name it in policies, beside the auth that is enforced")
 	} else if ok && !k.identity {
-		wrong("auth", fmt.Sprintf("%q is a %s policy, which doesn't say who calls", r.Auth, k.name), "name it in policies")
+		wrong("auth", fmt.Sprintf("%q is of kind %s, which doesn't say who calls", r.Auth, k.name), "name it in policies")
 	}
 	var authz, others []string // defined elsewhere, or nowhere and reported, among the others
 	only := map[string]string{}

@@ -35,6 +35,14 @@ func policyKinds() []policyKind {
 	}
 }
 
+// PolicyKinds are the names of all kinds.
+func PolicyKinds() (names []string) {
+	for _, k := range policyKinds() {
+		names = append(names, k.name)
+	}
+	return names
+}
+
 // ModeShadow is the mode of a policy whose verdicts are counted and change nothing (J3).
 const ModeShadow = "shadow"
 
@@ -82,10 +90,7 @@ func (c *Config) minReader() int {
 
 func (d *decoder) policy(n *yaml.Node, s spot, p *at) {
 	kinds := policyKinds()
-	keys, names := []string{"id", "mode"}, []string{}
-	for _, k := range kinds {
-		names = append(names, k.name)
-	}
+	keys, names := []string{"id", "mode"}, PolicyKinds()
 	o, ok := d.object(n, p, append(keys, names...))
 	if !ok {
 		return

@@ -14,7 +14,7 @@ func TestEveryRuleOfCallersNamesItsFault(t *testing.T) {
 	for text, want := range map[string]string{
 		route("policies: [az]"):               `routes[0].policies: policy "az" says what callers may do, and nothing says who they are`,
 		route("auth: none, policies: [az]"):   `routes[0].policies: policy "az" says what callers may do, and nothing says who they are`,
-		route("auth: az"):                     `routes[0].auth: "az" is a authz policy, which doesn't say who calls`,
+		route("auth: az"):                     `routes[0].auth: "az" is of kind authz, which doesn't say who calls`,
 		route("policies: [az, key]"):          `routes[0].policies: policy "az" asks for scopes, roles or claims, which callers of policy "key" don't have`,
 		authz(""):                             "policies[0].authz: asks nothing of a caller",
 		authz("roles: []"):                    "policies[0].authz.roles: names nothing",

@@ -123,7 +123,7 @@ func TestEveryRuleOfPoliciesNamesItsFault(t *testing.T) {
 		"policies: [{id: p, mode: shadow, transform: {response: {keep: [server]}}}]": "policies[0].mode: has no meaning for transform",
 		"policies: [{id: p, mode: dark, api_key: {}}]":                               `policies[0].mode: "dark" is not known`,
 		"routes: [{id: r, host: a.test, path: /x, upstream: u, auth: p}]\nupstreams: [{id: u, endpoints: ['10.0.0.1:80']}]\npolicies: [{id: p, mode: shadow, api_key: {}}]": `routes[0].auth: "p" is in shadow mode`,
-		route("auth: c1"):           `routes[0].auth: "c1" is a cors policy, which doesn't say who calls`,
+		route("auth: c1"):           `routes[0].auth: "c1" is of kind cors, which doesn't say who calls`,
 		route("policies: [c1, c1]"): `routes[0].policies[1]: "c1" stands here twice`,
 	} {
 		if _, problems := decodeText("version: v1\n" + text + "\n"); len(problems) != 1 || !strings.Contains(problems[0], want) {

@@ -135,6 +135,12 @@ func (v *Verifier) header(raw []byte) (kid string, alg jose.SignatureAlgorithm, 
 	return kid, alg, slices.Contains(v.algs, alg)
 }
 
+// Claims is what a token with these claims comes to, given that its signature holds.
+func (v *Verifier) Claims(claims []byte, now time.Time) Result {
+	id, why := v.claims(claims, now)
+	return Result{Identity: id, Reason: why}
+}
+
 // claims checks the payload (RFC 7519 section 4.1, RFC 9068 section 2.2.3) and makes the identity of it.
 func (v *Verifier) claims(raw []byte, now time.Time) (*Identity, reason.Reason) {
 	m, err := object(raw)

@@ -279,7 +279,7 @@ func (m terms) of(r *snapshot.Route, names *resolver) (*Terms, error) {
 		s.own()
 		key.Settings, key.policies, key.path = s, strings.Clone(key.policies), strings.Clone(key.path)
 		m[key] = newTerms(s, branches, rules)
-		m[key].Shadows = shadows
+		m[key].Shadows, m[key].Named = shadows, key.policies
 		if len(transforms) > 0 {
 			m[key].Edits = transform.Compile(transforms, &r.Match)
 		}

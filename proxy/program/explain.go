@@ -2,6 +2,8 @@ package program
 
 import (
 	"cmp"
+	"strings"
+	"time"
 
 	"github.com/cellgate/cellgate/proxy/route"
 	"github.com/cellgate/cellgate/reason"
@@ -20,7 +22,9 @@ type Explanation struct {
 	Owner      string       `json:"owner,omitempty"`
 	Auth       string       `json:"auth,omitempty"`
 	Policies   []string     `json:"policies,omitempty"`
-	Limits     *Limits      `json:"limits,omitempty"`
+	// Verdicts say what each policy and limit makes of the request, in the order in which a node asks them.
+	Verdicts []Verdict `json:"verdicts,omitempty"`
+	Limits   *Limits   `json:"limits,omitempty"`
 	// Priority says who is shed first; Hedge that late reads are sent once more.
 	Priority string `json:"priority,omitempty"`
 	Hedge    bool   `json:"hedge,omitempty"`
@@ -55,8 +59,8 @@ type Share struct {
 	Rules    map[string]string `json:"rules"`
 }
 
-// Explain shows how Lookup comes to its result.
-func (p *Program) Explain(req *Request) Explanation {
+// Explain shows how Lookup comes to its result, and what the policies of the route make of the request.
+func (p *Program) Explain(req *Request, who Caller, now time.Time) Explanation {
 	e := Explanation{Host: req.Host, Method: req.Method, Path: string(req.Path), Considered: []Considered{}}
 	var hit route.Hit
 	p.index.Explain(req, &hit, func(table int32, s route.Step) {
@@ -74,9 +78,10 @@ func (p *Program) Explain(req *Request) Explanation {
 	if m.Route.Policy >= 0 {
 		e.Auth = p.Policies[m.Route.Policy].ID
 	}
-	for _, i := range m.Route.Rules {
-		e.Policies = append(e.Policies, p.Policies[i].ID)
+	if m.Route.Named != "" {
+		e.Policies = strings.Split(m.Route.Named, "\n")
 	}
+	e.Verdicts = p.verdicts(req, &m, who, now)
 	if l := m.Route.Limits; l != (snapshot.Limits{}) {
 		e.Limits = &Limits{l.Tenant.String(), l.User.String(), cmp.Or(l.Scope, "global"), cmp.Or(l.OnStoreLoss, "local_share")}
 	}

@@ -60,6 +60,8 @@ type Terms struct {
 	Shadows []int32 // indexes into Program.Policies of what is only tried
 
 	Edits *transform.Rules // nil = messages pass as they are
+
+	Named string // ids of all policies beside auth, a line each
 }
 
 // Settings are the comparable part of terms.

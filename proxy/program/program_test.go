@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -268,7 +269,7 @@ func TestExplainShowsTheRoutesItPassedOver(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := p.Explain(req)
+	e := p.Explain(req, Caller{}, time.Now())
 	if len(e.Considered) != 2 || e.Considered[0] != (Considered{"read", "team-a", "method"}) || e.Considered[1] != (Considered{"write", "", "taken"}) {
 		t.Errorf("%+v", e.Considered)
 	}
@@ -276,7 +277,7 @@ func TestExplainShowsTheRoutesItPassedOver(t *testing.T) {
 		t.Errorf("%+v", e)
 	}
 	req.Method = "DELETE"
-	if e := p.Explain(req); e.Status != 405 || e.Allow != "GET, POST" || e.Reason != "method_not_allowed" {
+	if e := p.Explain(req, Caller{}, time.Now()); e.Status != 405 || e.Allow != "GET, POST" || e.Reason != "method_not_allowed" {
 		t.Errorf("%+v", e)
 	}
 }

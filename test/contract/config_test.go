@@ -62,6 +62,42 @@ func TestTheDocumentOfTheDesignIsValid(t *testing.T) {
 	}
 }
 
+// What each policy makes of a request, and what it does when what it needs is lost, in words and as JSON.
+func TestExplainTellsTheVerdictsOfPolicies(t *testing.T) {
+	name := document(t, designDocument)
+	explain := func(args ...string) string {
+		t.Helper()
+		out := run(t, append([]string{"regionctl", "config", "explain", "https://api.example.com/v1/orders/7", "--document", name}, args...)...)
+		if out.Code != 0 {
+			t.Fatalf("%+v", out)
+		}
+		return out.Stdout
+	}
+	for _, want := range []string{"customer-jwt (jwt): refuses with 401 token_missing", "fails closed", "refuses with 503 auth_unavailable", "tenant default on this route (limit): depends: 1000/second; beyond: 429 rate_tenant", "on loss of the quota service: local_share"} {
+		if text := explain(); !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+	claims := document(t, `{"iss":"https://id.example.com","aud":"api","sub":"alice","scope":"orders","exp":4000000000}`)
+	var e struct {
+		Verdicts []struct {
+			Policy, Kind, Verdict, Reason, Why, Fails string
+			OnFailure                                 string `json:"on_failure"`
+		}
+	}
+	if err := json.Unmarshal([]byte(explain("--claims", claims, "-o", "json")), &e); err != nil || len(e.Verdicts) < 2 {
+		t.Fatalf("%v %+v", err, e)
+	}
+	if v := e.Verdicts[0]; v.Policy != "customer-jwt" || v.Verdict != "depends" || !strings.Contains(v.Why, "alice") || v.Fails != "closed" || v.OnFailure == "" {
+		t.Errorf("%+v", v)
+	}
+	for _, bad := range []string{document(t, "[]"), document(t, "null"), "/no/such/file"} {
+		if out := run(t, "regionctl", "config", "explain", "https://api.example.com/v1/orders/7", "--document", name, "--claims", bad); out.Code != 2 || out.Stderr == "" {
+			t.Errorf("%s: %+v", bad, out)
+		}
+	}
+}
+
 // "A flat route and the API's spellings normalise to the same checksum; config fmt prints the canonical form."
 func TestFlatRoutesAndTheSpellingsOfTheAPIMeanTheSame(t *testing.T) {
 	flat := strings.NewReplacer(

@@ -3,6 +3,7 @@ package regionctl
 import (
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -44,5 +45,5 @@ func (o *offline) explain(cmd *cobra.Command, req regionctl.ExplainRequest) (reg
 	if err != nil {
 		return regionctl.Explained{}, err
 	}
-	return regionctl.Explained{Explanation: p.Explain(parsed)}, nil
+	return regionctl.Explained{Explanation: p.Explain(parsed, program.Caller{Claims: req.Claims, Consumer: req.Consumer}, time.Now())}, nil
 }

@@ -1,6 +1,7 @@
 package regionctl
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -12,6 +13,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cellgate/cellgate/cmd/internal/cli"
+	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/regionctl"
 )
 
@@ -85,10 +88,11 @@ func explainCommand(w *where) *cobra.Command {
 	var out output
 	var headers []string
 	var version uint64
+	var claims, consumer string
 	var local offline
 	cmd := &cobra.Command{
-		Use: "explain [METHOD] URL", Short: "Say which route takes a request, in the newest version or another",
-		Example: "  regionctl explain https://api.gw.test/v1/orders/7\n  regionctl explain POST https://api.gw.test/v1/orders -H 'x-api-version: 2' --version 41",
+		Use: "explain [METHOD] URL", Short: "Say which route takes a request, and what its policies make of it, in the newest version or another",
+		Example: "  regionctl explain https://api.gw.test/v1/orders/7\n  regionctl explain POST https://api.gw.test/v1/orders -H 'x-api-version: 2' --version 41\n  regionctl explain https://api.gw.test/v1/orders/7 --claims token.json",
 		Args:    cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := out.check(); err != nil {
@@ -98,7 +102,10 @@ func explainCommand(w *where) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			req.Version = version
+			req.Version, req.Consumer = version, consumer
+			if req.Claims, err = claimsOf(cmd, claims); err != nil {
+				return err
+			}
 			if len(local.documents) > 0 {
 				e, err := local.explain(cmd, req)
 				if err != nil {
@@ -120,8 +127,29 @@ func explainCommand(w *where) *cobra.Command {
 	out.flags(cmd)
 	local.flags(cmd)
 	cmd.Flags().StringArrayVarP(&headers, "header", "H", nil, "request header, `NAME: VALUE`")
+	cmd.Flags().StringVar(&claims, "claims", "", "`FILE` with the claims of the caller's token as JSON; - reads standard input")
+	cmd.Flags().StringVar(&consumer, "consumer", "", "the caller has an API key of this `CONSUMER`")
 	cmd.Flags().Uint64Var(&version, "version", 0, "version `N` (default the newest)")
 	return cmd
+}
+
+// claimsOf reads the claims that the caller is taken to have.
+func claimsOf(cmd *cobra.Command, file string) (json.RawMessage, error) {
+	if file == "" {
+		return nil, nil
+	}
+	raw, err := cli.ReadFile(file)
+	if file == "-" {
+		raw, err = cli.ReadAll("stdin", cmd.InOrStdin())
+	}
+	var m map[string]json.RawMessage
+	if err == nil && (json.Unmarshal(raw, &m) != nil || m == nil) {
+		err = fmt.Errorf("--claims %s: not a JSON object", file)
+	}
+	if err != nil {
+		return nil, usage(err)
+	}
+	return raw, nil
 }
 
 // explained reads "URL", "METHOD URL" or both words in one argument.
@@ -149,6 +177,19 @@ func explained(args, headers []string) (regionctl.ExplainRequest, error) {
 	return req, nil
 }
 
+func verdictRows(t *tabwriter.Writer, v program.Verdict) {
+	kind := v.Kind
+	if v.Shadow {
+		kind += ", shadow"
+	}
+	word := v.Verdict
+	if v.Reason != "" {
+		word += fmt.Sprintf(" with %d %s", v.Status, v.Reason)
+	}
+	row(t, "POLICY", fmt.Sprintf("%s (%s): %s: %s", v.Policy, kind, word, v.Why))
+	row(t, "  fails "+v.Fails, v.OnFailure)
+}
+
 func explainedTable(t *tabwriter.Writer, e regionctl.Explained) {
 	if e.Version != 0 {
 		row(t, "VERSION", e.Version)
@@ -168,6 +209,9 @@ func explainedTable(t *tabwriter.Writer, e regionctl.Explained) {
 	row(t, "ROUTE", e.Route)
 	row(t, "OWNER", dash(e.Owner))
 	row(t, "AUTH", dash(e.Auth))
+	for _, v := range e.Verdicts {
+		verdictRows(t, v)
+	}
 	for _, u := range e.Upstreams {
 		row(t, "UPSTREAM", fmt.Sprintf("%s (weight %d)", u.Upstream, u.Weight))
 		for _, name := range slices.Sorted(maps.Keys(u.Rules)) {
