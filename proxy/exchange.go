@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"github.com/cellgate/cellgate/denylist"
+	"github.com/cellgate/cellgate/proxy/auth"
 	"github.com/cellgate/cellgate/proxy/balance"
 	"github.com/cellgate/cellgate/proxy/claims"
 	decisions "github.com/cellgate/cellgate/proxy/decide"
@@ -29,12 +30,13 @@ type Exchange struct {
 	server *Server
 
 	// Written by: the engine, before Run. Peer and TLS are of the connection.
-	Request  http1.Request
-	Start    time.Time
-	Peer     netip.Addr
-	PeerText string
-	Protocol string
-	TLS      bool
+	Request      http1.Request
+	Start        time.Time
+	Peer         netip.Addr
+	PeerText     string
+	Protocol     string
+	TLS          bool
+	Certificates *auth.Shown // by the client of a TLS connection; nil = it isn't one, or a proxy of the world is there
 	// Via is the proxy that handed the request on, from its certificate; empty when the client itself is at the other end.
 	Via string
 	// AltSvc tells the client where HTTP/3 is served (RFC 7838); empty = nowhere, or the client is there.

@@ -34,6 +34,7 @@ type Credentials struct {
 	Authorization []byte                   // value of the only Authorization header; nil when absent
 	APIKey        []byte                   // value of the only X-API-Key header; nil when absent
 	Session       session.Shown            // of a session policy
+	Certificate   *auth.Shown              // by the connection's client; nil = nothing
 	Peer          netip.Addr               // the source that bad signatures are charged to
 	Ahead         auth.Ahead               // how far Foresee is
 	Fresh         bool                     // they were not known from before and had to be verified

@@ -31,10 +31,20 @@ func authenticate(x *Exchange) Verdict {
 	}
 	if why != reason.None {
 		x.doubt()
-		return x.refuse(why)
+		return x.refuse(x.misdirected(why))
 	}
 	x.passed |= record.Authenticated | record.Authorized
 	return Next
+}
+
+// misdirected is the reason to refuse a certificate, or its absence, with: the connection's handshake has asked for what another
+// host's policies trust, or these policies before they changed, so another connection may do better (RFC 9110, section 15.5.20).
+func (x *Exchange) misdirected(why reason.Reason) reason.Reason {
+	if !why.Certificate() || x.Certificates == nil || x.table.program.Asks(x.host, x.Certificates.Trust) {
+		return why
+	}
+	x.Closing = true // what it means to HTTP/2 and HTTP/3 is nothing
+	return reason.Misdirected
 }
 
 // decide asks the service that the route names, if it does, whether the request may pass (G6).
@@ -60,7 +70,7 @@ func decide(x *Exchange) Verdict {
 func (x *Exchange) present(p *program.Program, policy *snapshot.Policy, tenant string) (c Credentials, ok bool) {
 	auth, n := x.Request.Only(http1.Authorization)
 	key, m := x.Request.Only(http1.APIKey)
-	c = Credentials{Program: p, Policy: policy, Tenant: tenant, Authorization: auth, APIKey: key, Peer: x.client}
+	c = Credentials{Program: p, Policy: policy, Tenant: tenant, Authorization: auth, APIKey: key, Peer: x.client, Certificate: x.Certificates}
 	if s := policy.Session; s != nil {
 		c.Session = session.Read(&x.Request, s.Cookie, s.Origins)
 	}

@@ -31,6 +31,9 @@ const (
 	TokenInvalid
 	TokenExpired
 	KeyInvalid
+	CertificateMissing
+	CertificateInvalid
+	CertificateExpired
 	AuthUnavailable
 	ScopeMissing
 	RoleMissing
@@ -93,6 +96,9 @@ var table = [count]entry{
 	TokenInvalid:        {"token_invalid", 401, "The token is not valid"},
 	TokenExpired:        {"token_expired", 401, "The token has expired or is not valid yet"},
 	KeyInvalid:          {"key_invalid", 401, "The API key is not valid"},
+	CertificateMissing:  {"certificate_missing", 401, "A client certificate is required"},
+	CertificateInvalid:  {"certificate_invalid", 401, "The client certificate is not accepted"},
+	CertificateExpired:  {"certificate_expired", 401, "The client certificate has expired or is not valid yet"},
 	AuthUnavailable:     {"auth_unavailable", 503, "Authentication is not possible right now"},
 	ScopeMissing:        {"scope_missing", 403, "The token lacks a required scope"},
 	CORSRefused:         {"cors_refused", 403, "Scripts of this origin may not make this request"},
@@ -164,9 +170,17 @@ func (r Reason) Gateway() bool {
 	return r != None
 }
 
-// Challenge is the WWW-Authenticate of an answer with 401 (RFC 6750, section 3).
+// Certificate says whether a client certificate is what was wrong or missing.
+func (r Reason) Certificate() bool {
+	return r == CertificateMissing || r == CertificateInvalid || r == CertificateExpired
+}
+
+// Challenge is the WWW-Authenticate of an answer with 401 (RFC 6750, section 3). No scheme is registered for certificates of TLS,
+// and a 401 names one (RFC 9110, section 11.6.1).
 func (r Reason) Challenge() string {
 	switch r {
+	case CertificateMissing, CertificateInvalid, CertificateExpired:
+		return "ClientCertificate"
 	case TokenMissing:
 		return "Bearer"
 	case KeyInvalid:

@@ -204,6 +204,7 @@ type Policy struct {
 	Transform     *Transform     `json:"transform,omitempty"`
 	Session       *Session       `json:"session,omitempty"`
 	Decision      *Decision      `json:"decision,omitempty"`
+	MTLS          *MTLS          `json:"mtls,omitempty"`
 }
 
 // JWT verifies bearer tokens locally against a key set.

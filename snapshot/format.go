@@ -164,6 +164,7 @@ type docPolicy struct {
 	Transform     *docTransform     `yaml:"transform,omitempty"`
 	Session       *docSession       `yaml:"session,omitempty"`
 	Decision      *docDecision      `yaml:"decision,omitempty"`
+	MTLS          *docMTLS          `yaml:"mtls,omitempty"`
 }
 
 type docJWT struct {

@@ -32,6 +32,7 @@ func policyKinds() []policyKind {
 		{"transform", false, true, 5, decodeTransform, func(p *Policy) bool { return p.Transform != nil }, formatTransform},
 		{"session", true, false, 6, decodeSession, func(p *Policy) bool { return p.Session != nil }, formatSession},
 		{"decision", false, false, 7, decodeDecision, func(p *Policy) bool { return p.Decision != nil }, formatDecision},
+		{"mtls", true, false, 8, decodeMTLS, func(p *Policy) bool { return p.MTLS != nil }, formatMTLS},
 	}
 }
 
@@ -54,7 +55,7 @@ const sinceShadow = 7
 
 // tried says whether policies of the kind may be in shadow mode: those that can give a verdict at once, and change nothing else.
 func (k *policyKind) tried() bool {
-	return slices.Contains([]string{"jwt", "api_key", "authz", "cors"}, k.name)
+	return slices.Contains([]string{"jwt", "api_key", "authz", "cors", "mtls"}, k.name)
 }
 
 // Kind is the name of the policy's kind; empty for a policy without one, which no valid Config has.
@@ -110,7 +111,7 @@ func (d *decoder) policy(n *yaml.Node, s spot, p *at) {
 			k.decode(d, n, p.child(k.name), &pol)
 			if pol.Shadow() {
 				if !k.tried() {
-					o.wrong("mode", "has no meaning for "+k.name, "jwt, api_key, authz and cors can be tried in the shadow")
+					o.wrong("mode", "has no meaning for "+k.name, "jwt, api_key, mtls, authz and cors can be tried in the shadow")
 				}
 				d.shadows[pol.ID], k.identity, k.many = ok, false, true
 			}

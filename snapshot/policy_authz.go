@@ -114,8 +114,8 @@ func (d *decoder) permits(i int) {
 	}
 }
 
-// claims says whether callers that it identifies have scopes, roles and claims: all but keys say more than who it is.
-func (k policyKind) claims() bool { return k.identity && k.name != "api_key" }
+// claims says whether callers that it identifies have scopes, roles and claims: keys and certificates say who it is and no more.
+func (k policyKind) claims() bool { return k.identity && k.name != "api_key" && k.name != "mtls" }
 
 // claims says whether it asks for what only tokens have.
 func (a *Authz) claims() bool {

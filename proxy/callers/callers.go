@@ -73,6 +73,8 @@ func (a *Authenticator) Authenticate(c *proxy.Credentials, id *proxy.Identity, n
 		return a.opaque(c, id, now)
 	case c.Policy.Session != nil:
 		return a.session(c, id, now), nil
+	case c.Policy.MTLS != nil:
+		return a.certificate(c, id, now), nil
 	}
 	return reason.AuthUnavailable, nil
 }

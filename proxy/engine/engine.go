@@ -20,6 +20,7 @@ import (
 
 	"github.com/cellgate/cellgate/internal/sockclose"
 	"github.com/cellgate/cellgate/proxy"
+	"github.com/cellgate/cellgate/proxy/handshake"
 	"github.com/cellgate/cellgate/proxy/http3"
 	"github.com/cellgate/cellgate/proxy/relay"
 )
@@ -170,6 +171,9 @@ type acceptor interface {
 func (e *Engine) open(listeners []Listener) (all []acceptor, err error) {
 	for _, l := range listeners {
 		if l.UDP == nil {
+			if l.TLS != nil && l.Via == nil {
+				l.TLS = handshake.Asking(l.TLS, e.server.Program)
+			}
 			all = append(all, &tcpListener{e, l})
 			continue
 		}

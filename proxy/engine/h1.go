@@ -15,6 +15,8 @@ import (
 	"github.com/cellgate/cellgate/internal/sockpeek"
 	"github.com/cellgate/cellgate/internal/sockturn"
 	"github.com/cellgate/cellgate/proxy"
+	"github.com/cellgate/cellgate/proxy/auth"
+	"github.com/cellgate/cellgate/proxy/handshake"
 	"github.com/cellgate/cellgate/proxy/http1"
 	"github.com/cellgate/cellgate/proxy/relay"
 	"github.com/cellgate/cellgate/reason"
@@ -37,6 +39,7 @@ type conn struct {
 	peer    netip.Addr
 	text    string       // peer as text
 	altSvc  string       // of the listener
+	shown   *auth.Shown  // by a client over TLS
 	via     string       // the proxy at the other end, from its certificate; empty for a client
 	old     atomic.Int64 // unix nanoseconds from which the client is asked to leave
 	busy    atomic.Bool
@@ -98,7 +101,7 @@ func rawConn(nc net.Conn) net.Conn {
 // prepare writes what every exchange of the connection has in common.
 func (c *conn) prepare() {
 	c.x.Peer, c.x.PeerText, c.x.TLS, c.x.Protocol, c.x.Via = c.peer, c.text, c.secure, "HTTP/1.1", c.via
-	c.x.AltSvc = c.altSvc
+	c.x.AltSvc, c.x.Certificates = c.altSvc, c.shown
 }
 
 func (c *conn) close() {
@@ -126,6 +129,8 @@ func (c *conn) handshake(l Listener) bool {
 		if c.via, err = l.Via(state); err != nil {
 			return false
 		}
+	} else {
+		c.shown = handshake.Shown(state, tc, c.e.server.Program())
 	}
 	if other := l.Other[state.NegotiatedProtocol]; other != nil {
 		other(tc)

@@ -78,7 +78,7 @@ func (s *stream) serve(refused error) {
 	s.start, s.got, s.continued, s.stopped = time.Now(), 0, false, false
 	s.old = c.isOld(s.start)
 	x.Start, x.Peer, x.PeerText, x.TLS, x.Protocol, x.Via = s.start, c.peer, c.text, c.secure, "HTTP/2.0", c.via
-	x.AltSvc = c.altSvc
+	x.AltSvc, x.Certificates = c.altSvc, c.shown
 	if refused != nil {
 		x.Refuse(headReason(refused))
 		answer(x, s, true)

@@ -12,6 +12,8 @@ import (
 
 	"github.com/quic-go/quic-go"
 
+	"github.com/cellgate/cellgate/proxy/auth"
+	"github.com/cellgate/cellgate/proxy/handshake"
 	"github.com/cellgate/cellgate/proxy/http3"
 )
 
@@ -63,7 +65,7 @@ func (e *Engine) listenQUIC(l Listener) (*h3Listener, error) {
 	cfg := l.TLS.Clone()
 	cfg.NextProtos, cfg.MinVersion = []string{"h3"}, tls.VersionTLS13
 	var err error
-	h.listener, err = h.transport.Listen(cfg, &quic.Config{
+	h.listener, err = h.transport.Listen(handshake.Asking(cfg, e.server.Program), &quic.Config{
 		HandshakeIdleTimeout: e.opts.HeaderTime / 2, // twice that is the most a handshake may take
 		MaxIdleTimeout:       h3Silence, KeepAlivePeriod: h3KeepAlive,
 		InitialStreamReceiveWindow: h3StreamWindow, MaxStreamReceiveWindow: h3StreamWindow,
@@ -137,6 +139,7 @@ func (h *h3Listener) release() {
 type h3Conn struct {
 	e       *Engine
 	qc      *quic.Conn
+	shown   *auth.Shown
 	control *quic.SendStream
 	old     atomic.Int64          // unix nanoseconds from which the client is asked to leave
 	wake    chan struct{}         // keep looks again
@@ -156,6 +159,7 @@ const uniTypes = http3.StreamDecoder + 1
 func (e *Engine) serveQUIC(qc *quic.Conn) {
 	now := time.Now()
 	c := &h3Conn{e: e, qc: qc, wake: make(chan struct{}, 1), refuse: http3.MaxStreamID, last: now, allowed: newAllowance(h3Spare, h3Rate, now)}
+	c.shown = handshake.Shown(qc.ConnectionState().TLS, qc, e.server.Program())
 	c.old.Store(e.age(now).UnixNano())
 	e.mu.Lock()
 	e.quic[c] = struct{}{}

@@ -79,7 +79,7 @@ func (c *h3Conn) exchange(str *quic.Stream) {
 func (s *h3Stream) run() {
 	x := s.x
 	x.Start, x.Peer, x.TLS, x.Protocol = s.start, s.c.peer(), true, "HTTP/3.0"
-	x.PeerText = x.Peer.String()
+	x.PeerText, x.Certificates = x.Peer.String(), s.c.shown
 	switch err := s.request(); {
 	case errors.Is(err, errQuiet):
 		s.aborted = true

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"crypto/tls"
 	"io"
 	"log"
 	"net"
@@ -14,8 +15,11 @@ import (
 
 	"github.com/cellgate/cellgate/internal/sockclose"
 	"github.com/cellgate/cellgate/proxy"
+	"github.com/cellgate/cellgate/proxy/auth"
+	"github.com/cellgate/cellgate/proxy/handshake"
 	"github.com/cellgate/cellgate/proxy/http1"
 	"github.com/cellgate/cellgate/proxy/http2"
+	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/proxy/relay"
 )
 
@@ -87,15 +91,19 @@ func (n *NetHTTP) standard(l Listener) *http.Server {
 	protocols.SetHTTP1(true)
 	protocols.SetHTTP2(true)
 	protocols.SetUnencryptedHTTP2(true)
+	var cfg *tls.Config
+	if l.TLS != nil {
+		cfg = handshake.Asking(l.TLS, n.server.Program)
+	}
 	return &http.Server{
-		Handler: http.HandlerFunc(n.handle), TLSConfig: l.TLS.Clone(), Protocols: protocols, DisableGeneralOptionsHandler: true,
+		Handler: http.HandlerFunc(n.handle), TLSConfig: cfg, Protocols: protocols, DisableGeneralOptionsHandler: true,
 		ReadHeaderTimeout: n.opts.HeaderTime, IdleTimeout: n.opts.Idle, MaxHeaderBytes: http1.MaxHead,
 		HTTP2: &http.HTTP2Config{MaxConcurrentStreams: http2.MaxStreams, MaxReadFrameSize: 16 << 10, MaxReceiveBufferPerStream: http2.StreamWindow,
 			MaxReceiveBufferPerConnection: http2.ConnWindow, SendPingTimeout: 30 * time.Second, PingTimeout: 10 * time.Second, WriteByteTimeout: min(30*time.Second, n.opts.TakeTime)},
 		ErrorLog:  log.New(io.Discard, "", 0),
 		ConnState: n.count,
 		ConnContext: func(ctx context.Context, nc net.Conn) context.Context {
-			return context.WithValue(ctx, stdKey{}, &stdConn{altSvc: l.AltSvc, peer: remote(nc), old: n.age(time.Now()), meter: meterOf(nc)})
+			return context.WithValue(ctx, stdKey{}, &stdConn{altSvc: l.AltSvc, conn: nc, peer: remote(nc), old: n.age(time.Now()), meter: meterOf(nc)})
 		},
 	}
 }
@@ -126,6 +134,17 @@ type stdConn struct {
 	peer   netip.Addr
 	old    time.Time // from then on the client is asked to leave
 	meter  *meteredConn
+	conn   net.Conn
+	once   sync.Once
+	shown  *auth.Shown // once there was a request
+}
+
+// has is what the client of a connection over TLS has shown, nil of another one.
+func (c *stdConn) has(s *tls.ConnectionState, serving func() *program.Program) *auth.Shown {
+	if s != nil {
+		c.once.Do(func() { c.shown = handshake.Shown(*s, c.conn, serving()) })
+	}
+	return c.shown
 }
 
 type stdKey struct{}
@@ -140,7 +159,7 @@ func (n *NetHTTP) handle(w http.ResponseWriter, r *http.Request) {
 	st.meter.earn(stdHead)
 	_ = st.ctl.EnableFullDuplex() // HTTP/2 is so anyway
 	x.Start, x.Peer, x.PeerText, x.TLS, x.AltSvc, x.Protocol = st.start, c.peer, c.peer.String(), r.TLS != nil, c.altSvc, r.Proto
-	if r.ProtoMajor == 1 {
+	if x.Certificates = c.has(r.TLS, s.Program); r.ProtoMajor == 1 {
 		x.Protocol = "HTTP/1.1"
 	}
 	defer func() {

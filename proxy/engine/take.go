@@ -44,7 +44,7 @@ func (e *Engine) Hold() (done func()) {
 // goOn takes the connection up where the other engine left it.
 func (c *conn) goOn(h Handed) {
 	_, c.secure = h.Conn.(*tls.Conn)
-	c.altSvc = h.AltSvc
+	c.altSvc, c.shown = h.AltSvc, h.Exchange.Certificates
 	c.prepare()
 	c.old.Store(h.Old.UnixNano())
 	putBack(c.buf)

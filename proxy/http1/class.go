@@ -84,6 +84,7 @@ var knownByLength = func() (t [32][]known) {
 		{"x-remote-addr", Forwarding, true}, {"x-remote-user", Forwarding, true}, {"x-host", Forwarding, true}, {"x-real-port", Forwarding, true},
 		{"x-scheme", Forwarding, true}, {"x-url-scheme", Forwarding, true}, {"front-end-https", Forwarding, true},
 		{"cf-connecting-ip", Forwarding, true}, {"fastly-client-ip", Forwarding, true},
+		{"client-cert", Forwarding, true}, {"client-cert-chain", Forwarding, true}, // RFC 9440, of a proxy that has seen one
 		{"proxy", Hop, true}, // upstreams of CGI's kind would take it for their own proxy's address (CVE-2016-5385)
 		{"x-request-id", RequestID, true}, {"authorization", Authorization, false}, {"x-api-key", APIKey, false},
 		{"x-request-timeout-ms", TimeoutMS, true}, {"grpc-timeout", GRPCTimeout, true},

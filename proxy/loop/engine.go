@@ -19,6 +19,7 @@ import (
 	"github.com/cellgate/cellgate/internal/sockclose"
 	"github.com/cellgate/cellgate/proxy"
 	"github.com/cellgate/cellgate/proxy/engine"
+	"github.com/cellgate/cellgate/proxy/handshake"
 	"github.com/cellgate/cellgate/proxy/relay"
 )
 
@@ -144,6 +145,9 @@ func (e *Engine) listen(from engine.Listener, i, n int) error {
 	fd, err := descriptor(from.Listener)
 	if err == nil {
 		err = prepare(fd)
+	}
+	if from.TLS != nil {
+		from.TLS = handshake.Asking(from.TLS, e.server.Program)
 	}
 	on := &listener{fd: int32(fd), tls: from.TLS, altSvc: from.AltSvc, close: from.Close}
 	var of []*loop

@@ -99,9 +99,9 @@ func (l *loop) takeFlight() *flight {
 func (f *flight) of(c *client, s side, t *timer, protocol string) {
 	f.client, f.side, f.timer = c, s, t
 	f.x.Start = f.l.now
-	f.x.Peer, f.x.PeerText, f.x.TLS, f.x.Protocol, f.x.Via, f.x.AltSvc = c.peer, c.text, c.secure != nil, protocol, "", ""
+	f.x.Peer, f.x.PeerText, f.x.TLS, f.x.Protocol, f.x.Via, f.x.AltSvc, f.x.Certificates = c.peer, c.text, c.secure != nil, protocol, "", "", nil
 	if c.secure != nil {
-		f.x.AltSvc = c.secure.altSvc
+		f.x.AltSvc, f.x.Certificates = c.secure.altSvc, c.secure.shown
 	}
 }
 

@@ -13,6 +13,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cellgate/cellgate/proxy/auth"
+	"github.com/cellgate/cellgate/proxy/handshake"
 )
 
 // secure is TLS on a client connection: crypto/tls unmodified over a socket that never blocks. It is the net.Conn that
@@ -28,6 +31,7 @@ type secure struct {
 	c       *client
 	conn    *tls.Conn
 	altSvc  string
+	shown   *auth.Shown
 	canRead bool   // of the socket
 	staged  []byte // what was read and not given to crypto/tls yet: of the loop's buffer while the client has its turn
 	kept    []byte // the buffer of its own that staged lies in between turns; nil when nothing is staged
@@ -70,10 +74,12 @@ func (s *secure) shake() {
 		return
 	}
 	s.resume, s.stop, s.aside = nil, nil, nil
+	state := s.conn.ConnectionState()
+	s.shown = handshake.Shown(state, s, c.l.e.server.Program())
 	switch {
 	case s.failed != nil || c.broken:
 		c.drop()
-	case s.conn.ConnectionState().NegotiatedProtocol == "h2":
+	case state.NegotiatedProtocol == "h2":
 		c.speakHTTP2()
 	default:
 		c.wait()

@@ -27,6 +27,7 @@ type shard struct {
 	digest snapshot.Digest
 	table  *route.Table
 	routes []Route
+	asked  map[string][]int32 // by host, the policies for which clients are asked for certificates; indexes into Program.Policies
 }
 
 var errProgram = errors.New("program: the snapshot cannot be compiled")
@@ -49,6 +50,9 @@ func Compile(s *snapshot.Snapshot, prev *Program) (*Program, error) {
 	}
 	p.names = namesOf(shared)
 	if err := p.compileShards(s, newResolver(shared), prev); err != nil {
+		return nil, err
+	}
+	if err := p.compileTrusts(); err != nil {
 		return nil, err
 	}
 	return p, p.compileIndex(shared.Tenants)
@@ -188,6 +192,7 @@ func compileShard(digest snapshot.Digest, blob []byte, names *resolver, old *sha
 		h := fnv.New64a()
 		_, _ = io.WriteString(h, record) // it never fails
 		sh.routes = append(sh.routes, Route{r.ID, t, h.Sum64()})
+		sh.ask(r.Match.Host, asking(r, names))
 		return nil
 	})
 	if err != nil {
@@ -362,15 +367,16 @@ func (p *Program) compileIndex(tenants []snapshot.Tenant) error {
 type resolver struct {
 	shared              *snapshot.Config
 	upstreams, policies map[string]int32
+	certificates        bool // some policy takes them
 }
 
 func newResolver(shared *snapshot.Config) *resolver {
-	r := &resolver{shared, map[string]int32{}, map[string]int32{}}
+	r := &resolver{shared: shared, upstreams: map[string]int32{}, policies: map[string]int32{}}
 	for i, u := range shared.Upstreams {
 		r.upstreams[u.ID] = int32(i)
 	}
 	for i, p := range shared.Policies {
-		r.policies[p.ID] = int32(i)
+		r.policies[p.ID], r.certificates = int32(i), r.certificates || p.MTLS != nil
 	}
 	return r
 }

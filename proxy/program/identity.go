@@ -17,6 +17,7 @@ type Identity struct {
 	rules     []*auth.Rule     // by the same; nil where it is no authz policy
 	askers    []*auth.Introspector
 	sessions  []*auth.Sessions
+	clients   []*auth.Certificates
 }
 
 // CompileIdentity compiles policies and consumers; both are in the order of the program's lists.
@@ -25,7 +26,7 @@ func CompileIdentity(policies []snapshot.Policy, consumers []snapshot.Consumer) 
 	if err != nil {
 		return Identity{}, err
 	}
-	id := Identity{APIKeys: keys, verifiers: make([]*auth.Verifier, len(policies)), rules: make([]*auth.Rule, len(policies)), askers: make([]*auth.Introspector, len(policies)), sessions: make([]*auth.Sessions, len(policies))}
+	id := Identity{APIKeys: keys, verifiers: make([]*auth.Verifier, len(policies)), rules: make([]*auth.Rule, len(policies)), askers: make([]*auth.Introspector, len(policies)), sessions: make([]*auth.Sessions, len(policies)), clients: make([]*auth.Certificates, len(policies))}
 	var wanted []string
 	for i, p := range policies {
 		if p.Authz != nil {
@@ -44,6 +45,11 @@ func CompileIdentity(policies []snapshot.Policy, consumers []snapshot.Consumer) 
 		}
 		if p.Session != nil {
 			id.sessions[i] = auth.NewSessions(p.ID, *p.Session, wanted...)
+		}
+		if p.MTLS != nil {
+			if id.clients[i], err = auth.NewCertificates(*p.MTLS); err != nil {
+				return Identity{}, err
+			}
 		}
 	}
 	return id, nil
@@ -83,6 +89,11 @@ func (p *Program) Introspector(policy string) *auth.Introspector {
 
 // Sessions is that of the policy with the id; nil when there is none or it takes no cookies.
 func (p *Program) Sessions(policy string) *auth.Sessions { return of(p, policy, p.Identity.sessions) }
+
+// Certificates is that of the policy with the id; nil when there is none or it takes no certificates.
+func (p *Program) Certificates(policy string) *auth.Certificates {
+	return of(p, policy, p.Identity.clients)
+}
 
 // of is what a list by the index of policies holds for the one with the id.
 func of[V any](p *Program, policy string, list []*V) *V {

@@ -33,6 +33,7 @@ type Program struct {
 	tenants []string
 	limited map[string]snapshot.TenantLimits // of the tenants that have some
 	rates   map[string]*Rule                 // what they come to
+	trusts  map[string]*Trust                // by the host of routes that ask for certificates
 	all     *Rule                            // of all tenants together; nil = no limit
 	names   snapshot.Digest                  // of the ids that compiled routes refer to by number
 	fresh   [][]byte                         // the memory of what this compilation has made

@@ -83,7 +83,7 @@ func (w *Watcher) Try(x *proxy.Exchange, route *program.Route, let *proxy.Identi
 
 // judge is the verdict of one policy. What would have to be waited for is unknown as yet.
 func (w *Watcher) judge(x *proxy.Exchange, n int32, c *proxy.Credentials, whole bool, let *proxy.Identity, now time.Time) reason.Reason {
-	if c.Policy.JWT == nil && c.Policy.APIKey == nil {
+	if c.Policy.JWT == nil && c.Policy.APIKey == nil && c.Policy.MTLS == nil {
 		return c.Program.Try(n, &x.Request, let.Facts, let.Consumer)
 	}
 	if !whole {

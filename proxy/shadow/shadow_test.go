@@ -1,6 +1,7 @@
 package shadow
 
 import (
+	"fmt"
 	"io"
 	"log/slog"
 	"testing"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/cellgate/cellgate/internal/testpki"
 	"github.com/cellgate/cellgate/proxy"
 	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/reason"
@@ -23,6 +25,8 @@ func (byPolicy) Authenticate(c *proxy.Credentials, _ *proxy.Identity, _ time.Tim
 	switch c.Policy.ID {
 	case "next":
 		return reason.ScopeMissing, nil
+	case "cert":
+		return reason.CertificateMissing, nil
 	case "slow":
 		return reason.AuthUnavailable, make(chan struct{})
 	}
@@ -36,18 +40,19 @@ func (unlimited) Aim([]proxy.Claim)                                         {}
 
 const document = `
 version: v1
-routes: [{id: r, match: {host: a.example, path: /r}, upstream: up, auth: now, policies: [next, slow, web]}]
+routes: [{id: r, match: {host: a.example, path: /r}, upstream: up, auth: now, policies: [next, slow, web, cert]}]
 upstreams: [{id: up, endpoints: ["127.0.0.1:1"]}]
 policies:
   - {id: now, jwt: {issuer: "https://i.example", audience: a, jwks: "https://i.example/keys"}}
   - {id: next, mode: shadow, jwt: {issuer: "https://n.example", audience: a, jwks: "https://n.example/keys"}}
   - {id: slow, mode: shadow, jwt: {issuer: "https://s.example", audience: a, jwks: "https://s.example/keys"}}
+  - {id: cert, mode: shadow, mtls: {ca: %q, names: [{dns: a.example}]}}
   - {id: web, mode: shadow, cors: {origins: ["https://app.example"]}}
 `
 
 // J3: verdicts of policies in shadow mode are counted, and the exchange goes on as if they weren't there, without waiting.
 func TestAPolicyInShadowModeIsCountedAndChangesNothing(t *testing.T) {
-	cfg, problems := snapshot.Decode([]snapshot.File{{Name: "d", Data: []byte(document)}}, snapshot.Loopback())
+	cfg, problems := snapshot.Decode([]snapshot.File{{Name: "d", Data: fmt.Appendf(nil, document, testpki.New(t, "Partners").PEM)}}, snapshot.Loopback())
 	if err := problems.Err(); err != nil {
 		t.Fatal(err)
 	}
@@ -77,18 +82,18 @@ func TestAPolicyInShadowModeIsCountedAndChangesNothing(t *testing.T) {
 		}
 		s.Release(x)
 	}
-	for policy, why := range map[string]reason.Reason{"next": reason.ScopeMissing, "slow": reason.AuthUnavailable, "web": reason.CORSRefused} {
+	for policy, why := range map[string]reason.Reason{"next": reason.ScopeMissing, "slow": reason.AuthUnavailable, "cert": reason.CertificateMissing, "web": reason.CORSRefused} {
 		if got := w.of(policy)[why].Load(); got != n {
 			t.Errorf("%s: %d times %v, not %d", policy, got, why, n)
 		}
 	}
-	if kept := uint64(len(w.queue)); kept != queued || w.dropped.Load() != 3*n-queued {
-		t.Errorf("%d kept and %d dropped of %d", kept, w.dropped.Load(), 3*n)
+	if kept := uint64(len(w.queue)); kept != queued || w.dropped.Load() != 4*n-queued {
+		t.Errorf("%d kept and %d dropped of %d", kept, w.dropped.Load(), 4*n)
 	}
 	reg := prometheus.NewPedanticRegistry()
 	reg.MustRegister(w)
 	families, err := reg.Gather()
-	if err != nil || len(families) != 2 || families[1].GetName() != "cellgate_proxy_shadow_verdicts_total" || len(families[1].GetMetric()) != 3 || len(families[1].GetMetric()[0].GetLabel()) != 3 {
+	if err != nil || len(families) != 2 || families[1].GetName() != "cellgate_proxy_shadow_verdicts_total" || len(families[1].GetMetric()) != 4 || len(families[1].GetMetric()[0].GetLabel()) != 3 {
 		t.Fatalf("%v, %v", families, err)
 	}
 }
