@@ -6,7 +6,6 @@ import (
 
 	"github.com/cellgate/cellgate/proxy/deadline"
 	"github.com/cellgate/cellgate/proxy/http1"
-	"github.com/cellgate/cellgate/proxy/identity"
 	"github.com/cellgate/cellgate/reason"
 )
 
@@ -54,8 +53,11 @@ func (x *Exchange) AppendOwn(dst []byte, now time.Time) []byte {
 	dst = x.appendForwarding(dst)
 	dst = http1.AppendLine(dst, "X-Request-Id", x.ID())
 	dst = x.Trace.AppendLines(dst, x.Outside, &x.Request.Head)
-	if told := identity.Told(x.identity); told.Known() && x.Pool.Tells() {
-		dst = told.AppendFields(dst)
+	if x.identity.Known() && x.Pool.Tells() {
+		dst = x.identity.AppendFields(dst)
+	}
+	if to := x.Pool.Vouched(); to != nil && x.identity.Known() && x.server.opts.Voucher != nil {
+		dst = x.server.opts.Voucher.Vouch(dst, x.table.program.IdentityKeys, to, x.match.Tenant, x.identity, now)
 	}
 	left := max(1, x.UpstreamDeadline(now).Sub(now).Milliseconds())
 	dst = append(dst, "X-Request-Timeout-Ms: "...)

@@ -7,6 +7,7 @@ import (
 	"github.com/cellgate/cellgate/proxy/ask"
 	"github.com/cellgate/cellgate/proxy/auth"
 	"github.com/cellgate/cellgate/proxy/claims"
+	"github.com/cellgate/cellgate/proxy/identity"
 	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/proxy/record"
 	"github.com/cellgate/cellgate/proxy/session"
@@ -43,12 +44,7 @@ type Credentials struct {
 }
 
 // Identity is a verified caller. The zero value is anonymous.
-type Identity struct {
-	User     string // the token's subject; empty for an API key
-	Consumer string // id of the consumer by the token's consumer_claim or the API key; empty when it has none
-	Issuer   string
-	Facts    *auth.Identity // what else its token says; nil = nothing
-}
+type Identity = identity.Told
 
 // Limiter holds the token buckets of the callers, and is asked for a token of each that counts the request.
 type (

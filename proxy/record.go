@@ -20,7 +20,7 @@ func (x *Exchange) record(now time.Time) {
 	if x.Reason != reason.None {
 		r.Status = x.Reason.Status()
 	}
-	if own := text(x.Request.Target()); own == ReadyPath || own == "*" {
+	if own := text(x.Request.Target()); own == ReadyPath || own == KeysPath || own == "*" {
 		r.Path = own
 	}
 	if x.table != nil {

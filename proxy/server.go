@@ -13,6 +13,7 @@ import (
 	"github.com/cellgate/cellgate/proxy/door"
 	"github.com/cellgate/cellgate/proxy/hops"
 	"github.com/cellgate/cellgate/proxy/http1"
+	"github.com/cellgate/cellgate/proxy/identity"
 	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/proxy/shed"
 	"github.com/cellgate/cellgate/proxy/tally"
@@ -25,6 +26,7 @@ type Options struct {
 	Auth      Authenticator // required
 	Limits    Limiter       // required
 	Decisions *decisions.Decisions
+	Voucher   identity.Voucher // nil = no upstream gets tokens
 	Recorders []Recorder
 	Shadow    Shadow // nil = nothing is tried
 	// Trusted are the proxies in front of the node that are believed about their clients; nil = none.

@@ -12,8 +12,11 @@ import (
 	"github.com/cellgate/cellgate/snapshot"
 )
 
-// ReadyPath is answered by the node itself on every listener, ahead of routing.
-const ReadyPath = "/.well-known/cellgate/ready"
+// ReadyPath and KeysPath, of the public keys of callers' tokens, are answered by the node itself on every listener, ahead of routing.
+const (
+	ReadyPath = "/.well-known/cellgate/ready"
+	KeysPath  = "/.well-known/cellgate/jwks.json"
+)
 
 // admit takes the request in: its id, the table that serves it to its end, what it may ask of the connection.
 func admit(x *Exchange) Verdict {
@@ -42,7 +45,7 @@ func admit(x *Exchange) Verdict {
 		x.Closing = true
 		return x.refuse(reason.ConnectRefused)
 	}
-	if string(x.Request.Target()) == ReadyPath {
+	if t := text(x.Request.Target()); t == ReadyPath || t == KeysPath && x.server.opts.Voucher != nil {
 		return x.probe()
 	}
 	if x.table == nil {
@@ -90,11 +93,14 @@ func (x *Exchange) refuse(why reason.Reason) Verdict {
 	return Reply
 }
 
-// probe answers the readiness probe: 200 or 503.
+// probe answers the readiness probe, 200 or 503, and gives the public keys.
 func (x *Exchange) probe() Verdict {
 	if m := string(x.Request.Method()); m != "GET" && m != "HEAD" {
 		x.match.Allow = "GET, HEAD"
 		return x.refuse(reason.MethodNotAllowed)
+	}
+	if x.table != nil && text(x.Request.Target()) == KeysPath {
+		return x.simple(200, "Content-Type", "application/jwk-set+json", x.server.opts.Voucher.KeySet(x.table.program.IdentityKeys))
 	}
 	if !x.server.Ready() {
 		return x.refuse(reason.Draining)

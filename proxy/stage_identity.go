@@ -31,20 +31,12 @@ func authenticate(x *Exchange) Verdict {
 	}
 	if why != reason.None {
 		x.doubt()
-		return x.refuse(x.misdirected(why))
+		why = x.table.program.Misdirected(why, x.host, x.Certificates)
+		x.Closing = x.Closing || why == reason.Misdirected // to HTTP/2 and HTTP/3 it means nothing
+		return x.refuse(why)
 	}
 	x.passed |= record.Authenticated | record.Authorized
 	return Next
-}
-
-// misdirected is the reason to refuse a certificate, or its absence, with: the connection's handshake has asked for what another
-// host's policies trust, or these policies before they changed, so another connection may do better (RFC 9110, section 15.5.20).
-func (x *Exchange) misdirected(why reason.Reason) reason.Reason {
-	if !why.Certificate() || x.Certificates == nil || x.table.program.Asks(x.host, x.Certificates.Trust) {
-		return why
-	}
-	x.Closing = true // what it means to HTTP/2 and HTTP/3 is nothing
-	return reason.Misdirected
 }
 
 // decide asks the service that the route names, if it does, whether the request may pass (G6).

@@ -120,6 +120,9 @@ func (d *draft) foreign(part *snapshot.Config, at snapshot.Places, old, rest *sn
 	for _, p := range part.Consumers {
 		shared("consumers", p.ID, differs(old.Consumers, p, func(v snapshot.Consumer) string { return v.ID }, true))
 	}
+	for _, k := range part.IdentityKeys {
+		shared("identity_keys", k.ID, differs(old.IdentityKeys, k, func(v snapshot.IdentityKey) string { return v.ID }, true))
+	}
 	for _, t := range part.Tenants {
 		shared("tenants", t.ID, differs(old.Tenants, t, func(v snapshot.Tenant) string { return v.ID }, true))
 	}
@@ -149,6 +152,9 @@ func forgetRepeated(rest, part *snapshot.Config) {
 	})
 	rest.Consumers = keep(rest.Consumers, func(u snapshot.Consumer) bool {
 		return !slices.ContainsFunc(part.Consumers, func(v snapshot.Consumer) bool { return v.ID == u.ID })
+	})
+	rest.IdentityKeys = keep(rest.IdentityKeys, func(u snapshot.IdentityKey) bool {
+		return !slices.ContainsFunc(part.IdentityKeys, func(v snapshot.IdentityKey) bool { return v.ID == u.ID })
 	})
 	rest.Tenants = keep(rest.Tenants, func(u snapshot.Tenant) bool {
 		return !slices.ContainsFunc(part.Tenants, func(v snapshot.Tenant) bool { return v.ID == u.ID })

@@ -25,6 +25,7 @@ func (d *decoder) references() {
 			Message: fmt.Sprintf("there is no %s %q", what[r.to.kind], r.to.id), Hint: hint,
 		})
 	}
+	d.signs()
 	for i := range d.cfg.Routes {
 		d.identityPolicies(i)
 		d.permits(i)
@@ -171,6 +172,7 @@ func (d *decoder) finish() (*Config, problem.List) {
 	slices.SortFunc(c.Plans, func(a, b Plan) int { return cmp.Compare(a.ID, b.ID) })
 	slices.SortFunc(c.Consumers, func(a, b Consumer) int { return cmp.Compare(a.ID, b.ID) })
 	slices.SortFunc(c.Tenants, func(a, b Tenant) int { return cmp.Compare(a.ID, b.ID) })
+	sortIdentityKeys(c.IdentityKeys)
 	slices.SortStableFunc(c.Samples, func(a, b Sample) int {
 		return cmp.Or(cmp.Compare(a.Request.URL, b.Request.URL), cmp.Compare(a.Request.Method, b.Request.Method))
 	})

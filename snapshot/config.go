@@ -21,6 +21,8 @@ type Config struct {
 	Consumers []Consumer `json:"consumers,omitempty"`
 	Tenants   []Tenant   `json:"tenants,omitempty"`
 	Samples   []Sample   `json:"samples,omitempty"`
+
+	IdentityKeys []IdentityKey `json:"identity_keys,omitempty"`
 	// faulty holds the ids of routes that Decode left out because their match is not usable; empty in a valid Config.
 	faulty map[string]bool
 	// ids says where Decode found what; nil in a Config that comes from elsewhere.
@@ -142,6 +144,8 @@ type Upstream struct {
 	Protocol    string   `json:"protocol,omitempty"` // "http1" (default), "h2", "h2c"
 	// AllowPlaintextIdentity tells the upstream who calls although the way to it isn't encrypted.
 	AllowPlaintextIdentity bool `json:"allow_plaintext_identity,omitempty"`
+	// IdentityToken tells it by a signed token; nil = it doesn't.
+	IdentityToken *IdentityToken `json:"identity_token,omitempty"`
 }
 
 // Multiplexed says whether a connection to the upstream carries many exchanges at once.

@@ -88,9 +88,11 @@ const (
 	kindConsumer = "consumers"
 	kindTenant   = "tenants"
 	kindSample   = "samples"
+
+	kindIdentityKey = "identity_keys"
 )
 
-var topLevel = []string{"version", kindRoute, kindUpstream, kindPolicy, kindPlan, kindConsumer, kindTenant, kindSample}
+var topLevel = []string{"version", kindRoute, kindUpstream, kindPolicy, kindPlan, kindConsumer, kindTenant, kindSample, kindIdentityKey}
 
 func newDecoder(allow Allow) *decoder {
 	return &decoder{
@@ -186,6 +188,8 @@ func (d *decoder) itemOf(section string) func(*yaml.Node, spot, *at) {
 		return d.tenant
 	case kindSample:
 		return d.sample
+	case kindIdentityKey:
+		return d.identityKey
 	}
 	return nil
 }

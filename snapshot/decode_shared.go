@@ -15,7 +15,7 @@ import (
 )
 
 var (
-	upstreamKeys  = []string{"id", "endpoints", "discovery", "balance", "lb", "hash", "slow_start", "outlier", "health", "breaker", "fallback", "concurrency", "owner_region", "failover_regions", "idempotency", "pool", "timeouts", "protocol", "tls", "allow_plaintext_identity"}
+	upstreamKeys  = []string{"id", "endpoints", "discovery", "balance", "lb", "hash", "slow_start", "outlier", "health", "breaker", "fallback", "concurrency", "owner_region", "failover_regions", "idempotency", "pool", "timeouts", "protocol", "tls", "allow_plaintext_identity", "identity_token"}
 	discoveryKeys = []string{"consul", "dns"}
 	poolKeys      = []string{"max_connections", "max_pending"}
 	timeoutKeys   = []string{"connect", "response_header", "idle"}
@@ -66,6 +66,7 @@ func (d *decoder) upstream(n *yaml.Node, s spot, p *at) {
 	d.tls(o, &u.TLS)
 	o.protocol(&u)
 	u.AllowPlaintextIdentity = o.bool("allow_plaintext_identity")
+	d.identityToken(o, &u)
 	if ok {
 		d.cfg.Upstreams = append(d.cfg.Upstreams, u)
 	}

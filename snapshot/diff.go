@@ -37,6 +37,7 @@ func Diff(a, b *Config) ([]Change, error) {
 	compare(&d, kindConsumer, a.Consumers, b.Consumers, func(c *Consumer) string { return c.ID }, func(c *Consumer) any { return docConsumer(*c) })
 	compare(&d, kindTenant, a.Tenants, b.Tenants, func(t *Tenant) string { return t.ID }, func(t *Tenant) any { return formatTenant(t) })
 	compare(&d, kindSample, a.Samples, b.Samples, sampleID, func(s *Sample) any { return formatSample(s) })
+	compare(&d, kindIdentityKey, a.IdentityKeys, b.IdentityKeys, func(k *IdentityKey) string { return k.ID }, func(k *IdentityKey) any { return formatIdentityKey(k) })
 	return d.changes, d.err
 }
 

@@ -20,6 +20,8 @@ type document struct {
 	Consumers []docConsumer `yaml:"consumers,omitempty"`
 	Tenants   []docTenant   `yaml:"tenants,omitempty"`
 	Samples   []docSample   `yaml:"samples,omitempty"`
+
+	IdentityKeys []docIdentityKey `yaml:"identity_keys,omitempty"`
 }
 
 type docRoute struct {
@@ -86,6 +88,8 @@ type docUpstream struct {
 	TLS             any           `yaml:"tls,omitempty"`
 
 	AllowPlaintextIdentity bool `yaml:"allow_plaintext_identity,omitempty"`
+
+	IdentityToken *docIdentityToken `yaml:"identity_token,omitempty,flow"`
 }
 
 type docDiscovery struct {
@@ -246,6 +250,9 @@ func Format(c *Config) ([]byte, error) {
 	for _, s := range c.Samples {
 		doc.Samples = append(doc.Samples, formatSample(&s))
 	}
+	for _, k := range c.IdentityKeys {
+		doc.IdentityKeys = append(doc.IdentityKeys, formatIdentityKey(&k))
+	}
 	var out bytes.Buffer
 	enc := yaml.NewEncoder(&out)
 	enc.SetIndent(2)
@@ -277,7 +284,7 @@ func formatRoute(r *Route) docRoute {
 }
 
 func formatUpstream(u *Upstream) docUpstream {
-	d := docUpstream{ID: u.ID, Balance: u.Balance, Protocol: u.Protocol, SlowStart: switched(u.SlowStart), Fallback: u.Fallback, OwnerRegion: u.OwnerRegion, FailoverRegions: u.FailoverRegions, AllowPlaintextIdentity: u.AllowPlaintextIdentity}
+	d := docUpstream{ID: u.ID, Balance: u.Balance, Protocol: u.Protocol, SlowStart: switched(u.SlowStart), Fallback: u.Fallback, OwnerRegion: u.OwnerRegion, FailoverRegions: u.FailoverRegions, AllowPlaintextIdentity: u.AllowPlaintextIdentity, IdentityToken: (*docIdentityToken)(u.IdentityToken)}
 	if u.Idempotency {
 		d.Idempotency = "supported"
 	}

@@ -76,6 +76,9 @@ func (p *Policy) Identifies() bool {
 // minReader is the least form that a reader of the configuration must know.
 func (c *Config) minReader() int {
 	least := Form
+	if len(c.IdentityKeys) > 0 {
+		least = sinceIdentity
+	}
 	for i := range c.Policies {
 		if c.Policies[i].Shadow() {
 			least = max(least, sinceShadow)

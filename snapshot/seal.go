@@ -35,6 +35,8 @@ const (
 	KeySamples   = "shared/samples"
 	KeyTenants   = "shared/tenants"
 	KeyUpstreams = "shared/upstreams"
+
+	KeyIdentityKeys = "shared/identity_keys"
 )
 
 var errVerify = errors.New("snapshot: does not verify")
@@ -76,6 +78,7 @@ type sharedList struct {
 func sharedLists(cfg *Config) []sharedList {
 	return []sharedList{
 		{KeyConsumers, &cfg.Consumers, len(cfg.Consumers)},
+		{KeyIdentityKeys, &cfg.IdentityKeys, len(cfg.IdentityKeys)},
 		{KeyPlans, &cfg.Plans, len(cfg.Plans)},
 		{KeyPolicies, &cfg.Policies, len(cfg.Policies)},
 		{KeySamples, &cfg.Samples, len(cfg.Samples)},

@@ -5,8 +5,11 @@ import (
 	"github.com/cellgate/cellgate/snapshot"
 )
 
-// Needs lists the secrets that the policies name.
-func Needs(policies []snapshot.Policy) (all []secrets.Need) {
+// Needs lists the secrets that policies and identity keys name.
+func Needs(policies []snapshot.Policy, keys ...snapshot.IdentityKey) (all []secrets.Need) {
+	for _, k := range keys {
+		all = append(all, identityKey(k.File))
+	}
 	for _, p := range policies {
 		if p.Introspection != nil {
 			all = append(all, secrets.Text(p.Introspection.ClientSecretFile))

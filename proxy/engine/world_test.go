@@ -21,6 +21,7 @@ import (
 	"github.com/cellgate/cellgate/proxy/callers"
 	. "github.com/cellgate/cellgate/proxy/engine" // package loop, which is tested as well, imports it
 	"github.com/cellgate/cellgate/proxy/hops"
+	"github.com/cellgate/cellgate/proxy/identity"
 	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/proxy/shed"
 	"github.com/cellgate/cellgate/proxy/upstream"
@@ -110,6 +111,7 @@ type setup struct {
 	tls      *tls.Config
 	silent   bool // no recorder
 	trusted  hops.Trusted
+	vouch    identity.Voucher
 	here     snapshot.Locality
 	level    shed.Level
 	finder   upstream.Finder
@@ -190,7 +192,7 @@ func start(t testing.TB, kind maker, up string, s setup) *world {
 		s.limits = callers.NewLimiter(time.Now())
 	}
 	w := &world{t: t, logged: make(chan proxy.Record, 100), ended: make(chan error, 2)}
-	opts := proxy.Options{Auth: s.auth, Limits: s.limits, Upstream: upstream.Options{Allow: snapshot.Loopback(), Here: s.here, Finder: s.finder}, Trusted: s.trusted}
+	opts := proxy.Options{Auth: s.auth, Limits: s.limits, Upstream: upstream.Options{Allow: snapshot.Loopback(), Here: s.here, Finder: s.finder}, Trusted: s.trusted, Voucher: s.vouch}
 	if !s.silent {
 		opts.Recorders = []proxy.Recorder{records{w.logged}}
 	}

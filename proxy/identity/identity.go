@@ -5,18 +5,29 @@
 package identity
 
 import (
+	"cmp"
 	"net/netip"
+	"time"
 
 	"github.com/cellgate/cellgate/proxy/auth"
 	"github.com/cellgate/cellgate/proxy/http1"
+	"github.com/cellgate/cellgate/snapshot"
 )
 
-// Told is what an upstream is told of a verified caller.
+// Told is a verified caller, as upstreams are told of it. The zero value is anonymous.
 type Told struct {
-	User     string // the token's subject
-	Consumer string
+	User     string         // the token's subject, the certificate's name; empty for an API key
+	Consumer string         // id of the consumer by the token's consumer_claim, the API key or the certificate; empty when it has none
 	Issuer   string         // who says so
 	Facts    *auth.Identity // what else its credentials say; nil = nothing
+}
+
+// Voucher signs tokens. It is called on the request path, from many goroutines, and never waits.
+type Voucher interface {
+	// Vouch appends the field X-Caller-Token with the caller's token for an upstream, as a line; nothing if there is no key.
+	Vouch(dst []byte, keys []snapshot.IdentityKey, to *snapshot.Upstream, tenant string, t Told, now time.Time) []byte
+	// KeySet is the JWK set of the public keys.
+	KeySet(keys []snapshot.IdentityKey) string
 }
 
 // Known says whether there is anything to tell.
@@ -25,11 +36,7 @@ func (t Told) Known() bool { return t.User != "" || t.Consumer != "" }
 // AppendFields appends the fields as lines: X-Caller, the user or else the consumer; X-Caller-User, -Issuer, -Consumer, -Client
 // and -Scopes as far as they are known. What doesn't fit into a field is "-", so that it can't be taken for absent.
 func (t Told) AppendFields(dst []byte) []byte {
-	name := t.User
-	if name == "" {
-		name = t.Consumer
-	}
-	dst = http1.AppendLine(dst, "X-Caller", safe(name))
+	dst = http1.AppendLine(dst, "X-Caller", safe(cmp.Or(t.User, t.Consumer)))
 	dst = appendKnown(dst, "X-Caller-User", t.User)
 	dst = appendKnown(dst, "X-Caller-Issuer", t.Issuer)
 	dst = appendKnown(dst, "X-Caller-Consumer", t.Consumer)

@@ -42,7 +42,7 @@ func Compile(s *snapshot.Snapshot, prev *Program) (*Program, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Program{Number: s.Manifest.Number, Checksum: s.Manifest.Checksum, Policies: shared.Policies, applied: applied(shared.Policies)}
+	p := &Program{Number: s.Manifest.Number, Checksum: s.Manifest.Checksum, Policies: shared.Policies, applied: applied(shared.Policies), IdentityKeys: shared.IdentityKeys}
 	p.Upstreams = withDefaults(shared.Upstreams)
 	p.Fallbacks = fallbacks(shared.Upstreams)
 	if err := p.compileCallers(s, shared, prev); err != nil {

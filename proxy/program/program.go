@@ -24,7 +24,9 @@ type Program struct {
 	Fallbacks map[int]int         // upstreams by their number: which one is asked while the breakers of another are open
 	Policies  []snapshot.Policy   // sorted by id; Route.Policy indexes it
 	Consumers []Consumer          // sorted by id
-	Identity  Identity            // CompileIdentity over policies and consumers
+
+	IdentityKeys []snapshot.IdentityKey
+	Identity     Identity // CompileIdentity over policies and consumers
 
 	applied []Applied        // what Policies come to, by the same numbers
 	plans   map[string]*Plan // by consumer

@@ -37,6 +37,9 @@ func rules(u *snapshot.Upstream) map[string]string {
 	if u.OwnerRegion != "" {
 		all["writes"] = strings.Join(append([]string{"to " + u.OwnerRegion}, u.FailoverRegions...), ", else ")
 	}
+	if t := u.IdentityToken; t != nil {
+		all["identity"] = fmt.Sprintf("a token signed by the gateway, for %s, as %s", cmp.Or(t.Audience, u.ID), cmp.Or(t.Issuer, snapshot.DefaultIdentityIssuer))
+	}
 	if u.Idempotency {
 		all["idempotency"] = "writes with an Idempotency-Key are retried when they may not have arrived"
 	}

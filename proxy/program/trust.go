@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cellgate/cellgate/proxy/auth"
+	"github.com/cellgate/cellgate/reason"
 	"github.com/cellgate/cellgate/snapshot"
 )
 
@@ -42,12 +44,20 @@ func (p *Program) Certified(r *Route) bool {
 	return r.Policy >= 0 && p.Policies[r.Policy].MTLS != nil
 }
 
-// Asks says whether clients of the host are asked for certificates of this set of authorities.
-func (p *Program) Asks(host, digest string) bool {
-	if t := p.Trust(host); t != nil {
-		return t.Digest == digest
+// Misdirected is the reason to refuse a certificate, or its absence, with: the connection's handshake has asked for what the policies of
+// another host trust, or those of this one before they changed, so another connection may do better (RFC 9110, section 15.5.20).
+func (p *Program) Misdirected(why reason.Reason, host string, shown *auth.Shown) reason.Reason {
+	if !why.Certificate() || shown == nil {
+		return why
 	}
-	return digest == ""
+	asks := ""
+	if t := p.Trust(host); t != nil {
+		asks = t.Digest
+	}
+	if shown.Trust == asks {
+		return why
+	}
+	return reason.Misdirected
 }
 
 // wildcard is the pattern that takes the host.

@@ -63,7 +63,8 @@ type Pool struct {
 	probes    *probes     // nil = none; written by: the registry, before the pool is used and when it retires
 	tls       *tls.Config // nil: plain
 	tells     bool        // who calls
-	auto      bool        // plain on loopback, TLS elsewhere
+	vouched   *snapshot.Upstream
+	auto      bool // plain on loopback, TLS elsewhere
 	opts      *Options
 	lookup    *names
 
@@ -142,6 +143,9 @@ func newPool(u snapshot.Upstream, opts *Options, names *names) (*Pool, error) {
 	if p.tells, p.once = u.TLS.ClientCert != "" || u.AllowPlaintextIdentity, u.Idempotency; u.OwnerRegion != "" {
 		p.owners = append([]string{u.OwnerRegion}, u.FailoverRegions...)
 	}
+	if u.IdentityToken != nil {
+		p.vouched = &u
+	}
 	if p.multi = u.Multiplexed(); p.multi {
 		p.multiplex(u.Protocol)
 	}
@@ -214,6 +218,9 @@ func (p *Pool) Scheme() string {
 	}
 	return "https"
 }
+
+// Vouched is the upstream's definition if it gets signed tokens of who calls, else nil.
+func (p *Pool) Vouched() *snapshot.Upstream { return p.vouched }
 
 // Tells says whether the upstream is told who calls: it knows us by certificate, or its author wants it in plain text.
 func (p *Pool) Tells() bool { return p.tells }

@@ -77,6 +77,7 @@ func newCore(log *slog.Logger, start time.Time, limits *callers.Limiter, allow s
 	c.server = proxy.New(proxy.Options{
 		Shadow:    c.shadow,
 		Decisions: c.decisions,
+		Voucher:   callers.NewTokens(c.secrets),
 		Auth:      c.callers,
 		Limits:    limits,
 		Recorders: recorders,
@@ -190,7 +191,7 @@ func (n *node) build(log *slog.Logger, place *place, first *program.Program) (er
 }
 
 func (n *node) apply(p *program.Program) error {
-	if err := n.secrets.Want(callers.Needs(p.Policies)); err != nil {
+	if err := n.secrets.Want(callers.Needs(p.Policies, p.IdentityKeys...)); err != nil {
 		return err
 	}
 	n.keys.Want(callers.Providers(p.Policies))

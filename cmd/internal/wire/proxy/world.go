@@ -254,9 +254,9 @@ func (n *worldNode) apply(p *program.Program, share int) error {
 	if old != nil {
 		both = slices.Concat(urls, callers.Providers(old.Policies)) // it is asked for a second opinion
 	}
-	needs := callers.Needs(p.Policies)
+	needs := callers.Needs(p.Policies, p.IdentityKeys...)
 	if old != nil {
-		needs = append(needs, callers.Needs(old.Policies)...)
+		needs = append(needs, callers.Needs(old.Policies, old.IdentityKeys...)...)
 	}
 	if err := n.secrets.Want(needs); err != nil {
 		return err
@@ -283,7 +283,7 @@ func (n *worldNode) check(p *program.Program) error {
 			}
 		}
 	}
-	return n.secrets.Check(callers.Needs(p.Policies))
+	return n.secrets.Check(callers.Needs(p.Policies, p.IdentityKeys...))
 }
 
 // run serves until ctx ends. What the exchanges need, the agent and the admin server outlive the engines.
