@@ -107,7 +107,8 @@ type checks [nChecks][nVerdicts]uint64
 // refusal is the check that a reason comes from, and its verdict; ok is false for all other reasons.
 func refusal(why reason.Reason) (check, verdict int, ok bool) {
 	switch why {
-	case reason.Denied, reason.TokenMissing, reason.TokenInvalid, reason.TokenExpired, reason.KeyInvalid, reason.CrossSite:
+	case reason.Denied, reason.TokenMissing, reason.TokenInvalid, reason.TokenExpired, reason.KeyInvalid, reason.CrossSite,
+		reason.CertificateMissing, reason.CertificateInvalid, reason.CertificateExpired:
 		return authn, refused, true
 	case reason.AuthUnavailable:
 		return authn, unavailable, true

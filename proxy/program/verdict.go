@@ -74,6 +74,7 @@ func explainers() map[string]explainer {
 		"api_key":       {judgeAPIKey, failAPIKey},
 		"introspection": {judgeIntrospection, failIntrospection},
 		"session":       {judgeSession, failSession},
+		"mtls":          {judgeMTLS, failLocal},
 		"authz":         {judgeAuthz, failLocal},
 		"cors":          {judgeCORS, failLocal},
 		"decision":      {judgeDecision, failDecision},
@@ -239,6 +240,17 @@ func judgeSession(q *inquiry, p *snapshot.Policy) Verdict {
 
 func failSession(p *snapshot.Policy) (string, string) {
 	return Closed, "without " + p.Session.KeysFile + " a node refuses the version; nobody is asked"
+}
+
+func judgeMTLS(q *inquiry, p *snapshot.Policy) Verdict {
+	if q.consumer == "" {
+		return depends("a node judges the certificate that the client shows in TLS; without one it refuses with 401 certificate_missing")
+	}
+	if !slices.ContainsFunc(p.MTLS.Names, func(n snapshot.CertificateName) bool { return n.Consumer == q.consumer }) {
+		return refusal(reason.CertificateInvalid, "no name of the policy is one of consumer %q", q.consumer)
+	}
+	q.known = true
+	return depends("a node judges the certificate that the client shows in TLS; it is taken to be one of consumer %q", q.consumer)
 }
 
 func failLocal(*snapshot.Policy) (string, string) {

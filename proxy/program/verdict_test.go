@@ -4,10 +4,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/cellgate/cellgate/internal/testpki"
 	"github.com/cellgate/cellgate/proxy/auth"
 	"github.com/cellgate/cellgate/snapshot"
 )
@@ -20,6 +22,7 @@ func kindsInWords() map[string]struct{ policy, fails, words string } {
 		"introspection": {`introspection: {url: "https://i.example.com/i", client_id: gw, client_secret_file: s}`, Closed,
 			"if the provider can't be asked or gives no answer in 100ms: refuses with 503 auth_unavailable"},
 		"session":   {`session: {cookie: __Host-s, keys_file: k}`, Closed, "refuses the version"},
+		"mtls":      {`mtls: {ca: AUTHORITY, names: [{dns: a.example, consumer: acme}]}`, Local, "nothing but the node"},
 		"authz":     {`authz: {any_scope: [orders], roles: [admin]}`, Local, "nothing but the node"},
 		"cors":      {`cors: {origins: ["https://app.example.com"], methods: [GET]}`, Local, "nothing but the node"},
 		"decision":  {`decision: {url: "https://d.example.com/d", inputs: [user], max_stale: 3s, timeout: 50ms}`, Closed, "no answer in 50ms: refuses with 503 decision_unavailable; an answer holds for 3s"},
@@ -31,7 +34,7 @@ func kindsInWords() map[string]struct{ policy, fails, words string } {
 func explained(t *testing.T, route, policies string, headers map[string]string, who Caller) []Verdict {
 	t.Helper()
 	doc := "version: v1\nroutes: [{id: r, match: {host: a.example.com, path: /r}, upstream: u, " + route + "}]\nupstreams: [{id: u, endpoints: [\"10.0.0.1:80\"]}]\n" +
-		"policies: [" + policies + "]\nplans: [{id: pro, rate_per_sec: 50, quota_per_day: 1000, on_store_loss: deny}]\n" +
+		"policies: [" + strings.ReplaceAll(policies, "AUTHORITY", strconv.Quote(testpki.New(t, "Partners").PEM)) + "]\nplans: [{id: pro, rate_per_sec: 50, quota_per_day: 1000, on_store_loss: deny}]\n" +
 		`consumers: [{id: acme, plan: pro, api_key_hashes: ["` + auth.HashKey("cg_acme") + "\"]}]\ntenants: [{id: \"*\", limits: {rate: 9000/second}}, {id: main, hosts: [a.example.com], limits: {rate: 900/second}}]\n"
 	p := compile(t, doc, nil)
 	req, err := ParseRequest("GET", "https://a.example.com/r", headers)
@@ -103,6 +106,9 @@ func TestAnExplanationSaysWhatEachPolicyMakesOfTheRequest(t *testing.T) {
 		"no cookie":              {"auth: p", policy("session"), nil, Caller{}, "session", "refuses token_missing __Host-s"},
 		"a cookie":               {"auth: p", policy("session"), map[string]string{"cookie": "a=b; __Host-s=x"}, Caller{}, "session", "depends  opens the cookie"},
 		"claims of a session":    {"auth: p", policy("session"), nil, claims(""), "session", "depends  alice"},
+		"a certificate":          {"auth: p", policy("mtls"), nil, Caller{}, "mtls", "depends  in TLS"},
+		"a partner's":            {"auth: p", policy("mtls"), nil, Caller{Consumer: "acme"}, "mtls", "depends  acme"},
+		"a stranger's":           {"auth: p", policy("mtls"), nil, Caller{Consumer: "nobody"}, "mtls", "refuses certificate_invalid nobody"},
 		"nobody is known":        {"auth: p, policies: [z]", rules("jwt"), nil, Caller{}, "authz", "depends  --claims"},
 		"a caller with a role":   {"auth: p, policies: [z]", rules("jwt"), nil, claims(`,"scope":"orders","roles":["admin"]`), "authz", "allows  all that it asks for"},
 		"a caller without":       {"auth: p, policies: [z]", rules("jwt"), nil, claims(`,"scope":"orders"`), "authz", "refuses role_missing lacks a required role"},
@@ -125,7 +131,7 @@ func TestAnExplanationSaysWhatEachPolicyMakesOfTheRequest(t *testing.T) {
 func TestVerdictsStandInTheOrderInWhichANodeAsks(t *testing.T) {
 	var list, names []string
 	for kind, c := range kindsInWords() {
-		if !slices.Contains([]string{"jwt", "introspection", "session"}, kind) {
+		if !slices.Contains([]string{"jwt", "introspection", "session", "mtls"}, kind) {
 			list = append(list, fmt.Sprintf("{id: %s, %s}", strings.ReplaceAll(kind, "_", "-"), strings.Replace(c.policy, "any_scope: [orders], roles: [admin]", "consumers: [acme]", 1)))
 			names = append(names, strings.ReplaceAll(kind, "_", "-"))
 		}
