@@ -52,7 +52,7 @@ func (x *Exchange) AppendTarget(dst []byte) []byte {
 func (x *Exchange) AppendOwn(dst []byte, now time.Time) []byte {
 	dst = x.appendForwarding(dst)
 	dst = http1.AppendLine(dst, "X-Request-Id", x.ID())
-	dst = x.Trace.AppendLines(dst, x.Outside, &x.Request.Head)
+	dst = x.Trace.Attempt(x.Trail.Begun()).AppendLines(dst, x.Outside, &x.Request.Head)
 	if x.identity.Known() && x.Pool.Tells() {
 		dst = x.identity.AppendFields(dst)
 	}

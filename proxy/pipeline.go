@@ -75,7 +75,10 @@ func (x *Exchange) Run(now time.Time) Verdict {
 func (x *Exchange) Step(now time.Time) Verdict {
 	x.now = now
 	for x.at < len(stages) {
-		v := x.take(stages[x.at])
+		s := stages[x.at]
+		x.watch.Start(time.Now)
+		v := s.do(x)
+		x.watch.Stop(s.part, v == Park, time.Now)
 		if v == Reply || v == Park {
 			x.Parked = x.Parked || v == Park
 			return v
@@ -85,19 +88,6 @@ func (x *Exchange) Step(now time.Time) Verdict {
 		}
 	}
 	return Next
-}
-
-// take does a step, and reads the clock around it where its time is of interest: waits count, other exchanges' steps don't.
-func (x *Exchange) take(s step) Verdict {
-	if !x.watch.On {
-		return s.do(x)
-	}
-	x.watch.Start(time.Now())
-	v := s.do(x)
-	if v != Park {
-		x.watch.Stop(s.part, time.Now())
-	}
-	return v
 }
 
 // Wait is the channel that a parked exchange waits for.

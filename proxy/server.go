@@ -17,6 +17,7 @@ import (
 	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/proxy/shed"
 	"github.com/cellgate/cellgate/proxy/tally"
+	"github.com/cellgate/cellgate/proxy/tracecontext"
 	"github.com/cellgate/cellgate/proxy/upstream"
 	"github.com/cellgate/cellgate/snapshot"
 )
@@ -29,6 +30,8 @@ type Options struct {
 	Voucher   identity.Voucher // nil = no upstream gets tokens
 	Recorders []Recorder
 	Shadow    Shadow // nil = nothing is tried
+	// Sample is the share of the traces that begin here which are recorded, by whoever of the recorders keeps traces.
+	Sample tracecontext.Ratio
 	// Trusted are the proxies in front of the node that are believed about their clients; nil = none.
 	Trusted  hops.Trusted
 	Upstream upstream.Options

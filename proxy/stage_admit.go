@@ -67,9 +67,10 @@ func (x *Exchange) behind(t hops.Trusted) {
 	}
 }
 
-// trace goes on with the trace of a trusted proxy, and begins one for everybody else, of the request id's bits.
+// trace goes on with the trace of a trusted proxy, sampled or not as it says, and begins one for everybody else, of the request
+// id's bits.
 func (x *Exchange) trace(trusted bool) {
-	x.Trace = tracecontext.New(x.id[:], rand.Uint64())
+	x.Trace = tracecontext.New(x.id[:], rand.Uint64(), x.server.opts.Sample)
 	if v, n := x.Request.Only(http1.Traceparent); n == 1 {
 		x.Outside, _ = tracecontext.Parse(v)
 	}

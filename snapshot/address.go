@@ -114,8 +114,8 @@ func (a Allow) endpoint(s string) (clean, fault, hint string) {
 	return net.JoinHostPort(strings.ToLower(host), strconv.Itoa(n)), "", ""
 }
 
-// identityURL checks a URL that nodes fetch: https, or with PlainURLs also http on a permitted loopback host.
-func (a Allow) identityURL(s string) (fault, hint string) {
+// ServiceURL says why nodes may not use the URL of a service, with a hint; empty = they may. It is https, or with PlainURLs also http on a permitted loopback host.
+func (a Allow) ServiceURL(s string) (fault, hint string) {
 	u, err := url.Parse(s)
 	if err != nil || u.Host == "" || u.Opaque != "" {
 		return "is not an absolute URL", "such as https://id.example.com/keys"

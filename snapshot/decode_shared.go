@@ -218,7 +218,7 @@ func (d *decoder) jwt(n *yaml.Node, p *at) *JWT {
 		}
 	}
 	if j.JWKS != "" {
-		if fault, hint := d.allow.identityURL(j.JWKS); fault != "" {
+		if fault, hint := d.allow.ServiceURL(j.JWKS); fault != "" {
 			o.wrong("jwks", strconv.Quote(clip(j.JWKS))+" "+fault, hint)
 		}
 	}

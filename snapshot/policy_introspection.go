@@ -84,7 +84,7 @@ func (o object) service(key string) string {
 	if given == "" {
 		return ""
 	}
-	if fault, hint := o.d.allow.identityURL(given); fault != "" {
+	if fault, hint := o.d.allow.ServiceURL(given); fault != "" {
 		o.wrong(key, strconv.Quote(clip(given))+" "+fault, hint)
 	}
 	return given

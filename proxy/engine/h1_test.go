@@ -11,6 +11,7 @@ import (
 
 	. "github.com/cellgate/cellgate/proxy/engine"
 	"github.com/cellgate/cellgate/proxy/hops"
+	"github.com/cellgate/cellgate/proxy/tracecontext"
 	"github.com/cellgate/cellgate/reason"
 )
 
@@ -227,7 +228,7 @@ func TestReadinessIsAnsweredAheadOfRouting(t *testing.T) {
 // Counts every allocation of the process: client, gateway and upstream together make none per request.
 func TestPlainRequestAllocatesNothing(t *testing.T) {
 	eachAlone(t, func(t *testing.T, start starter) {
-		w := start(t, quickly(t), setup{silent: true, document: strings.Replace(plainDocument, "timeout: 20s", "timeout: 20s, limits: {tenant: 1000000/second}", 1)})
+		w := start(t, quickly(t), setup{silent: true, recorder: exporter(t, "http://127.73.3.1:1"), sample: tracecontext.RatioOf(0.5), document: strings.Replace(plainDocument, "timeout: 20s", "timeout: 20s, limits: {tenant: 1000000/second}", 1)})
 		c, req, b := w.dial(), []byte(get("/v1/orders/7")), make([]byte, 4096)
 		once := func() {
 			if _, err := c.Write(req); err != nil {

@@ -9,6 +9,9 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/cellgate/cellgate/proxy"
+	"github.com/cellgate/cellgate/proxy/retry"
 )
 
 const hedgeDocument = `
@@ -63,7 +66,7 @@ func hedging(t *testing.T, handler func(testing.TB, http.HandlerFunc) string, do
 		s := &stalling{failed: make(chan struct{})}
 		return handler(t, s.ServeHTTP) + `", "` + handler(t, s.ServeHTTP), nil
 	}
-	for name, to := range worlds(t, up, setup{document: document, silent: true}) {
+	for name, to := range worlds(t, up, setup{document: document}) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			get := func(target string) string { return to.ask(sample{method: "GET", target: target}) }
@@ -82,6 +85,9 @@ func hedging(t *testing.T, handler func(testing.TB, http.HandlerFunc) string, do
 			try, hedged := 0, false
 			for ; try < 6 && !hedged; try++ {
 				warm()
+				for len(to.logged) > 0 {
+					<-to.logged
+				}
 				count := fmt.Sprint("/plain/", try)
 				got := get(fmt.Sprint("/hedged/", try))
 				for hedged = strings.HasPrefix(got, "200"); hedged && !strings.Contains(get(count), "left=1"); {
@@ -89,6 +95,9 @@ func hedging(t *testing.T, handler func(testing.TB, http.HandlerFunc) string, do
 				}
 				if hedged && !strings.Contains(get(count), "asked=2") {
 					t.Fatalf("%s after %s", got, get(count))
+				}
+				if hedged {
+					wonByAHedge(t, to.logged, fmt.Sprint("/hedged/", try))
 				}
 			}
 			if !hedged {
@@ -102,5 +111,24 @@ func hedging(t *testing.T, handler func(testing.TB, http.HandlerFunc) string, do
 				t.Errorf("a fast failure: %s", got)
 			}
 		})
+	}
+}
+
+// wonByAHedge looks at the attempts of the exchange for a path: the first was given up for a second one beside it.
+func wonByAHedge(t *testing.T, logged <-chan proxy.Record, path string) {
+	t.Helper()
+	for late := time.After(soon); ; {
+		select {
+		case r := <-logged:
+			if r.Path != path {
+				continue
+			}
+			if a := r.Tries; len(a) != 2 || a[0].Hedge || a[0].Result != retry.Fatal || a[0].Number != 1 || !a[1].Hedge || a[1].Result != retry.Answered || a[1].Number != 2 || a[1].Endpoint != r.Endpoint || a[0].Endpoint == r.Endpoint {
+				t.Errorf("%+v", a)
+			}
+			return
+		case <-late:
+			t.Fatal("no record of the exchange")
+		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -24,6 +25,7 @@ import (
 	"github.com/cellgate/cellgate/proxy/identity"
 	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/proxy/shed"
+	"github.com/cellgate/cellgate/proxy/tracecontext"
 	"github.com/cellgate/cellgate/proxy/upstream"
 	"github.com/cellgate/cellgate/reason"
 	"github.com/cellgate/cellgate/snapshot"
@@ -83,6 +85,7 @@ type records struct{ ch chan proxy.Record }
 func (r records) Record(x *proxy.Record) {
 	c := *x
 	c.Method, c.Host, c.Path, c.RequestID = strings.Clone(c.Method), strings.Clone(c.Host), strings.Clone(c.Path), strings.Clone(c.RequestID)
+	c.Tries = slices.Clone(c.Tries)
 	select {
 	case r.ch <- c:
 	default:
@@ -109,7 +112,9 @@ type setup struct {
 	limits   proxy.Limiter
 	engine   Options
 	tls      *tls.Config
-	silent   bool // no recorder
+	silent   bool // no recorder of the world's own
+	recorder proxy.Recorder
+	sample   tracecontext.Ratio
 	trusted  hops.Trusted
 	vouch    identity.Voucher
 	here     snapshot.Locality
@@ -192,9 +197,12 @@ func start(t testing.TB, kind maker, up string, s setup) *world {
 		s.limits = callers.NewLimiter(time.Now())
 	}
 	w := &world{t: t, logged: make(chan proxy.Record, 100), ended: make(chan error, 2)}
-	opts := proxy.Options{Auth: s.auth, Limits: s.limits, Upstream: upstream.Options{Allow: snapshot.Loopback(), Here: s.here, Finder: s.finder}, Trusted: s.trusted, Voucher: s.vouch}
+	opts := proxy.Options{Auth: s.auth, Limits: s.limits, Upstream: upstream.Options{Allow: snapshot.Loopback(), Here: s.here, Finder: s.finder}, Trusted: s.trusted, Voucher: s.vouch, Sample: s.sample}
 	if !s.silent {
 		opts.Recorders = []proxy.Recorder{records{w.logged}}
+	}
+	if s.recorder != nil {
+		opts.Recorders = append(opts.Recorders, s.recorder)
 	}
 	w.server = proxy.New(opts)
 	w.server.Shed(s.level)

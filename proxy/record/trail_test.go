@@ -38,14 +38,22 @@ func TestATrailKeepsMainAttemptsAndRivalsApart(t *testing.T) {
 }
 
 func TestAWatchCountsWaitsAndNotWhatIsBetweenSteps(t *testing.T) {
-	at := func(ms int) time.Time { return time.Unix(1, 0).Add(time.Duration(ms) * time.Millisecond) }
-	var w Watch
+	at := func(ms int) func() time.Time {
+		return func() time.Time { return time.Unix(1, 0).Add(time.Duration(ms) * time.Millisecond) }
+	}
+	w := Watch{On: true}
 	w.Start(at(0))
-	w.Stop(Route, at(1))
-	w.Start(at(5)) // waits from here on
+	w.Stop(Route, false, at(1))
+	w.Start(at(5))
+	w.Stop(Auth, true, at(6))
 	w.Start(at(8))
-	w.Stop(Auth, at(9))
+	w.Stop(Auth, false, at(9))
 	if want := [Parts]time.Duration{time.Millisecond, 4 * time.Millisecond, 0}; w.Parts != want {
 		t.Errorf("%v, want %v", w.Parts, want)
+	}
+	var off Watch
+	off.Start(nil)
+	if off.Stop(Auth, false, nil); off != (Watch{}) {
+		t.Error("one that is off has measured")
 	}
 }

@@ -21,14 +21,16 @@ type Watch struct {
 }
 
 // Start is the begin of a step, unless it waits: then it has begun already.
-func (w *Watch) Start(now time.Time) {
-	if w.since.IsZero() {
-		w.since = now
+func (w *Watch) Start(clock func() time.Time) {
+	if w.On && w.since.IsZero() {
+		w.since = clock()
 	}
 }
 
-// Stop is the end of a step of the part.
-func (w *Watch) Stop(p Part, now time.Time) {
-	w.Parts[p] += now.Sub(w.since)
-	w.since = time.Time{}
+// Stop is the end of a step of the part; one that waits has not ended.
+func (w *Watch) Stop(p Part, waits bool, clock func() time.Time) {
+	if w.On && !waits {
+		w.Parts[p] += clock().Sub(w.since)
+		w.since = time.Time{}
+	}
 }

@@ -9,6 +9,7 @@
 package tracecontext
 
 import (
+	"encoding/binary"
 	"encoding/hex"
 
 	"github.com/cellgate/cellgate/proxy/http1"
@@ -33,18 +34,47 @@ type Context struct {
 }
 
 // New begins a trace whose id is written as 32 hex digits, in lower case, of random bits; span is 64 more of them. It is for
-// callers that have such an id already: whoever knows it finds the trace.
-func New(id []byte, span uint64) Context {
+// callers that have such an id already: whoever knows it finds the trace. It is sampled if it belongs to the share.
+func New(id []byte, span uint64, sampled Ratio) Context {
 	c := Context{Flags: Random}
 	_, _ = hex.Decode(c.Trace[:], id) // what isn't hex stays zero
+	if sampled.Takes(c) {
+		c.Flags |= Sampled
+	}
 	return c.Child(span)
 }
 
 // Child is another span of the same trace, named by random bits.
 func (c Context) Child(random uint64) Context {
-	put(c.Span[:], random)
+	binary.BigEndian.PutUint64(c.Span[:], random)
 	c.mend()
 	return c
+}
+
+// Attempt is the span of the n-th attempt at what c is the span of; n = 0 gives c. Whoever knows c finds it, so that nobody has to
+// keep it (the finalizer of SplitMix64).
+func (c Context) Attempt(n uint8) Context {
+	if n == 0 {
+		return c
+	}
+	z := binary.BigEndian.Uint64(c.Span[:]) + uint64(n)*0x9e3779b97f4a7c15
+	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
+	z = (z ^ z>>27) * 0x94d049bb133111eb
+	return c.Child(z ^ z>>31)
+}
+
+// Ratio is a share of all traces, in units of 2⁻⁵⁶. The zero value is none.
+type Ratio uint64
+
+const whole = 1 << 56
+
+// RatioOf is that of a share from 0 to 1.
+func RatioOf(share float64) Ratio { return Ratio(share * whole) }
+
+// Takes says whether the trace belongs to the share: by the 56 random bits of its id, so that everybody who samples by them takes
+// the same ones, and who takes more takes these as well (https://opentelemetry.io/docs/specs/otel/trace/tracestate-probability-sampling/).
+func (r Ratio) Takes(c Context) bool {
+	return binary.BigEndian.Uint64(c.Trace[8:])&(whole-1) >= whole-uint64(r)
 }
 
 // mend keeps ids from being zero, which would make them invalid.
@@ -128,10 +158,4 @@ func lower(dst, digits []byte) bool {
 	}
 	_, err := hex.Decode(dst, digits)
 	return err == nil
-}
-
-func put(dst []byte, v uint64) {
-	for i := range 8 {
-		dst[i] = byte(v >> (56 - 8*i))
-	}
 }

@@ -2,8 +2,10 @@ package tracecontext
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"math/rand/v2"
 	"strings"
 	"testing"
 
@@ -49,7 +51,7 @@ func TestTraceparentsAreReadAsTheStandardSays(t *testing.T) {
 func TestWhatIsWrittenIsReadAndChildrenKeepTheirTrace(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		id := rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "id")
-		c := New([]byte(hex.EncodeToString(id)), rapid.Uint64().Draw(t, "span"))
+		c := New([]byte(hex.EncodeToString(id)), rapid.Uint64().Draw(t, "span"), 0)
 		child := c.Child(rapid.Uint64().Draw(t, "child"))
 		for _, c := range []Context{c, child} {
 			if got, ok := Parse(c.AppendParent(nil)); !ok || got != c {
@@ -63,7 +65,7 @@ func TestWhatIsWrittenIsReadAndChildrenKeepTheirTrace(t *testing.T) {
 			t.Fatalf("%x is the trace of %x", c.Trace, id)
 		}
 	})
-	if c := New([]byte("no hex"), 0); !c.Valid() || c.Sampled() {
+	if c := New([]byte("no hex"), 0, 0); !c.Valid() || c.Sampled() {
 		t.Error("a trace of zeros")
 	}
 }
@@ -90,7 +92,7 @@ func TestTheStateGoesWithItsOwnTraceAlone(t *testing.T) {
 		if got := string(child.AppendLines([]byte("x\r\n"), from, &r.Head)); got != "x\r\n"+line {
 			t.Errorf("%q: %q", fields, got)
 		}
-		other := New([]byte("00000000000000000000000000000007"), 1)
+		other := New([]byte("00000000000000000000000000000007"), 1, 0)
 		if got := string(other.AppendLines(nil, from, &r.Head)); strings.Contains(got, "Tracestate") || strings.Contains(got, "0af76519") {
 			t.Errorf("%q: %q", fields, got)
 		}
@@ -139,6 +141,36 @@ func TestTracestatesAreReadAsTheStandardSays(t *testing.T) {
 		if ok != c.ok || ok && string(got) != c.want {
 			t.Errorf("%q came to %q, %v", c.lines, got, ok)
 		}
+	}
+}
+
+func TestAttemptsHaveSpansOfTheirOwn(t *testing.T) {
+	c, _ := Parse([]byte(good))
+	seen := map[[8]byte]bool{}
+	for n := range uint8(200) {
+		a := c.Attempt(n)
+		if !a.Valid() || a.Trace != c.Trace || a.Flags != c.Flags || seen[a.Span] || (a == c) != (n == 0) || a != c.Attempt(n) {
+			t.Fatalf("attempt %d is %x", n, a)
+		}
+		seen[a.Span] = true
+	}
+}
+
+func TestAShareOfTracesIsTakenByTheirRandomBits(t *testing.T) {
+	random, taken := rand.New(rand.NewPCG(1, 2)), 0
+	for range 100_000 {
+		var c Context
+		binary.BigEndian.PutUint64(c.Trace[8:], random.Uint64())
+		small, large := RatioOf(0.01).Takes(c), RatioOf(0.02).Takes(c)
+		if small {
+			taken++
+		}
+		if small && !large || RatioOf(0).Takes(c) || Ratio(0).Takes(c) || !RatioOf(1).Takes(c) {
+			t.Fatalf("%x: %v of 1%%, %v of 2%%", c.Trace, small, large)
+		}
+	}
+	if taken < 850 || taken > 1150 {
+		t.Errorf("%d of 100,000 are 1%%", taken)
 	}
 }
 

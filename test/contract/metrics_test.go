@@ -116,7 +116,7 @@ policies:
 	cert, key := edgeFiles(t)
 	addr, secure, admin := harness.FreeAddr(t), harness.FreeAddr(t), harness.FreeAddr(t)
 	d := harness.Start(t, "proxy", "serve", "--document", doc, "--http", addr, "--https", secure, "--cert", cert, "--key", key, "--admin", admin,
-		"--access-log", harness.WriteFile(t, "access.log", ""), "--secrets", secretsDir(t, map[string]string{"idp": "x"}),
+		"--access-log", harness.WriteFile(t, "access.log", ""), "--secrets", secretsDir(t, map[string]string{"idp": "x"}), "--otlp", "http://"+harness.FreeAddr(t),
 		"--consul", agent.Listener.Addr().String(), "--consul-token-file", harness.WriteFile(t, "token", "root\n"))
 	d.WaitHTTP("http://"+admin+"/readyz", 200)
 	base := "http://" + addr

@@ -69,6 +69,7 @@ type proxyBoot struct {
 	ObjectStore    string            `json:"object_store,omitempty"`
 	MaxAge         time.Duration     `json:"max_connection_age_ns,omitempty"`
 	HTTP3          bool              `json:"http3,omitempty"`
+	OTLP           map[string]any    `json:"otlp,omitempty"`
 }
 
 func (b proxyBoot) encode() []byte {

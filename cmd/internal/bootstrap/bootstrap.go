@@ -87,8 +87,17 @@ type Proxy struct {
 	// HTTP3 serves it on the UDP side of OwnHTTPS. An address that processes share takes none: the kernel would spread a
 	// connection's packets anew whenever one of them comes or goes.
 	HTTP3 bool `json:"http3,omitempty"`
+	// OTLP is the collector that gets the node's traces; none = they are not kept.
+	OTLP OTLP `json:"otlp,omitzero"`
 	// Consul is the agent that knows the endpoints of upstreams which name a service.
 	Consul Consul `json:"consul,omitzero"`
+}
+
+// OTLP is how a collector is reached.
+type OTLP struct {
+	URL         string   `json:"url,omitempty"`
+	HeadersFile string   `json:"headers_file,omitempty"` // lines of "Name: value"
+	Ratio       *float64 `json:"ratio,omitempty"`        // share of traces that are sampled, 0 to 1; absent = 0.01
 }
 
 // Consul is how an agent is reached. What is empty the environment says, as for Consul's own tools.

@@ -94,6 +94,9 @@ type origin struct {
 func (c *core) registry(from func() origin) *prometheus.Registry {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collector{c, from}, c.meter, c.shadow, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	if c.traces != nil {
+		reg.MustRegister(c.traces)
+	}
 	return reg
 }
 

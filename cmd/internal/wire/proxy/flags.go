@@ -12,6 +12,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/cellgate/cellgate/proxy/hops"
+	"github.com/cellgate/cellgate/proxy/traces"
+	"github.com/cellgate/cellgate/snapshot"
 )
 
 // flags are those of serve.
@@ -26,10 +28,15 @@ type flags struct {
 	takeover               bool
 	region, zone           string
 	consul, consulToken    string
+	otlp, otlpHeaders      string
+	otlpRatio              float64
 	maxAge                 time.Duration
 	trusted                []string
 	believed               hops.Trusted // trusted, once checked
 }
+
+// defaultRatio is the share of traces that are sampled.
+const defaultRatio = 0.01
 
 func serveCommand() *cobra.Command {
 	var f flags
@@ -82,6 +89,9 @@ Every listener answers GET /.well-known/cellgate/ready: 200, or 503 while the no
 	fs.StringVar(&f.zone, "zone", "", "`name` of the zone that the node is in, as --region")
 	fs.StringVar(&f.consul, "consul", "", "`address` of the Consul agent, host:port or a URL (http, https, unix); what is not given the environment says, as for Consul's own tools (CONSUL_HTTP_ADDR, …), or it is 127.0.0.1:8500")
 	fs.StringVar(&f.consulToken, "consul-token-file", "", "`file` with the ACL token for --consul")
+	fs.StringVar(&f.otlp, "otlp", "", "`URL` of an OpenTelemetry collector that takes traces (OTLP over HTTP), such as https://collector:4318; none unless given")
+	fs.Float64Var(&f.otlpRatio, "otlp-ratio", defaultRatio, "`share` of the traces that begin here which are sent, 0 to 1; failed and slow requests are sent besides")
+	fs.StringVar(&f.otlpHeaders, "otlp-headers", "", "`file` with lines of \"Name: value\" that the collector gets, such as a key; read anew for each message")
 	fs.StringVar(&f.state, "state", "", "`directory` of what outlives the process, and of its upgrades; none unless given")
 	fs.StringVar(&f.secretsDir, "secrets", "", "`directory` with the files that policies name: client secrets, keys of sessions; none unless given")
 	fs.BoolVar(&f.takeover, takeoverFlag, false, "take the place of the process that runs with the same --state or --bootstrap, if there is one")
@@ -114,6 +124,10 @@ func (f *flags) check(set *pflag.FlagSet) error {
 		return usagef("--h3 needs --https ADDR: HTTP/3 is served on its UDP side")
 	case !slices.Contains(engines(), f.engine):
 		return usagef("--engine %q is none of %s", f.engine, strings.Join(engines(), ", "))
+	case f.otlp == "" && (set.Changed("otlp-ratio") || set.Changed("otlp-headers")):
+		return usagef("--otlp-ratio and --otlp-headers need --otlp URL")
+	case !(f.otlpRatio >= 0 && f.otlpRatio <= 1):
+		return usagef("--otlp-ratio %v: must be 0 to 1", f.otlpRatio)
 	case f.takeover && f.state == "":
 		return usagef("--takeover needs --state DIR or --bootstrap FILE, by which the running process is found")
 	case f.workers < 0:
@@ -135,6 +149,11 @@ func (f *flags) check(set *pflag.FlagSet) error {
 		}
 		if _, err := strconv.ParseUint(port, 10, 16); err != nil {
 			return usagef("%s %q: the port is not a number of 0 to 65535", name, addr)
+		}
+	}
+	if f.otlp != "" {
+		if _, err := traces.Endpoint(f.otlp, snapshot.Loopback()); err != nil {
+			return usagef("--otlp: %s", err)
 		}
 	}
 	return f.checkAdmin()

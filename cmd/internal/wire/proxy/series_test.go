@@ -16,6 +16,7 @@ import (
 	"github.com/cellgate/cellgate/proxy/record"
 	"github.com/cellgate/cellgate/proxy/retry"
 	"github.com/cellgate/cellgate/proxy/shadow"
+	"github.com/cellgate/cellgate/proxy/traces"
 	"github.com/cellgate/cellgate/proxy/upstream"
 	"github.com/cellgate/cellgate/reason"
 	"github.com/cellgate/cellgate/snapshot"
@@ -44,7 +45,7 @@ func series(t *testing.T, reg *prometheus.Registry) (n int) {
 // K1: tenants, routes, consumers, upstreams, zones and services without end, every status, every outcome, come to a bounded number
 // of series.
 func TestANodeNeverHasMoreThan50000Series(t *testing.T) {
-	c, err := newCore(slog.New(slog.DiscardHandler), time.Now(), callers.NewShared(time.Now()), snapshot.Loopback(), snapshot.Locality{}, nil, consul.Options{}, "", "", "")
+	c, err := newCore(slog.New(slog.DiscardHandler), time.Now(), callers.NewShared(time.Now()), snapshot.Loopback(), snapshot.Locality{}, nil, consul.Options{}, traces.Options{URL: "http://127.0.0.1:1"}, "", "", "")
 	if err != nil {
 		t.Fatal(err)
 	}

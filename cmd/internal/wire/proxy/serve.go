@@ -32,6 +32,8 @@ import (
 	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/proxy/secrets"
 	"github.com/cellgate/cellgate/proxy/shadow"
+	"github.com/cellgate/cellgate/proxy/tracecontext"
+	"github.com/cellgate/cellgate/proxy/traces"
 	"github.com/cellgate/cellgate/proxy/upstream"
 	"github.com/cellgate/cellgate/snapshot"
 )
@@ -46,6 +48,7 @@ type core struct {
 	decisions *decide.Decisions
 	access    *accesslog.Log // nil = none
 	meter     *meter.Meter
+	traces    *traces.Exporter    // nil = none
 	cert      *listen.Certificate // nil = no TLS
 	server    *proxy.Server
 	cores     int // to serve on; Go has more processors than these once there are loops
@@ -59,7 +62,7 @@ type core struct {
 
 // newCore makes everything that needs no socket. dir is where what others have told is kept over restarts; empty names stand
 // for nothing of the kind. Start is what limits counts time from.
-func newCore(log *slog.Logger, start time.Time, limits *callers.Limiter, allow snapshot.Allow, here snapshot.Locality, trusted hops.Trusted, agent consul.Options, dir, secretsDir, accessLog string, more ...proxy.Recorder) (c *core, err error) {
+func newCore(log *slog.Logger, start time.Time, limits *callers.Limiter, allow snapshot.Allow, here snapshot.Locality, trusted hops.Trusted, agent consul.Options, otlp traces.Options, dir, secretsDir, accessLog string, more ...proxy.Recorder) (c *core, err error) {
 	keysDir, namesFile, endpointsFile := "", "", ""
 	if dir != "" {
 		keysDir, namesFile, endpointsFile = filepath.Join(dir, "jwks"), filepath.Join(dir, "upstream-names.json"), filepath.Join(dir, "upstream-endpoints.json")
@@ -72,6 +75,14 @@ func newCore(log *slog.Logger, start time.Time, limits *callers.Limiter, allow s
 		}
 		recorders = append(recorders, c.access)
 	}
+	sample := tracecontext.Ratio(0)
+	if otlp.URL != "" {
+		otlp.Allow, otlp.Log = allow, log
+		if c.traces, err = traces.New(otlp); err != nil {
+			return nil, fmt.Errorf("otlp: %w", err)
+		}
+		recorders, sample = append(recorders, c.traces), c.traces.Sample()
+	}
 	c.callers = callers.NewAuthenticator(callers.Sources{Keys: c.keys, Services: c.asked, Secrets: c.secrets}, start)
 	c.shadow, c.decisions = shadow.New(c.callers, log), decide.New(c.asked, c.secrets)
 	c.server = proxy.New(proxy.Options{
@@ -81,6 +92,7 @@ func newCore(log *slog.Logger, start time.Time, limits *callers.Limiter, allow s
 		Auth:      c.callers,
 		Limits:    limits,
 		Recorders: recorders,
+		Sample:    sample,
 		Trusted:   trusted,
 		Upstream:  upstream.Options{Allow: allow, Here: here, NamesFile: namesFile, EndpointsFile: endpointsFile, Finder: newFinder(log, agent), Log: log},
 	})
@@ -96,6 +108,9 @@ func (c *core) runBelow(ctx context.Context, g *errgroup.Group) {
 	g.Go(func() error { return c.shadow.Run(ctx) })
 	if c.access != nil {
 		g.Go(func() error { return c.access.Run(ctx) })
+	}
+	if c.traces != nil {
+		g.Go(func() error { return c.traces.Run(ctx) })
 	}
 }
 
@@ -177,7 +192,8 @@ func (n *node) build(log *slog.Logger, place *place, first *program.Program) (er
 		return err
 	}
 	start := time.Now()
-	if n.core, err = newCore(log, start, callers.NewLimiter(start), snapshot.Loopback(), snapshot.Locality{Region: n.region, Zone: n.zone}, n.believed, consul.Options{Address: n.consul, TokenFile: n.consulToken}, n.state, n.secretsDir, n.accessLog); err != nil {
+	if n.core, err = newCore(log, start, callers.NewLimiter(start), snapshot.Loopback(), snapshot.Locality{Region: n.region, Zone: n.zone}, n.believed, consul.Options{Address: n.consul, TokenFile: n.consulToken},
+		traces.Options{URL: n.otlp, HeadersFile: n.otlpHeaders, Ratio: n.otlpRatio, Region: n.region}, n.state, n.secretsDir, n.accessLog); err != nil {
 		return err
 	}
 	n.place = place

@@ -16,6 +16,7 @@ import (
 	"github.com/cellgate/cellgate/discovery/consul"
 	"github.com/cellgate/cellgate/proxy/callers"
 	"github.com/cellgate/cellgate/proxy/program"
+	"github.com/cellgate/cellgate/proxy/traces"
 	"github.com/cellgate/cellgate/snapshot"
 )
 
@@ -24,7 +25,7 @@ func TestTwoThousandSwapsOfAWholeNodeLeaveHeapAndGoroutinesFlat(t *testing.T) { 
 	jwks := `{"keys":[{"kty":"EC","crv":"P-256","kid":"k","x":"f83OJ3D2xF1Bg8vub9tLe1gHMzV76e8Tus9uPHvRVEU","y":"x_FEzRu9m36HLN_tue659LNpXW6pCyStikYjKIWI5a0"}]}`
 	idp := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, jwks) }))
 	defer idp.Close()
-	c, err := newCore(slog.New(slog.DiscardHandler), time.Now(), callers.NewShared(time.Now()), snapshot.Loopback(), snapshot.Locality{}, nil, consul.Options{}, t.TempDir(), "", "")
+	c, err := newCore(slog.New(slog.DiscardHandler), time.Now(), callers.NewShared(time.Now()), snapshot.Loopback(), snapshot.Locality{}, nil, consul.Options{}, traces.Options{}, t.TempDir(), "", "")
 	if err != nil {
 		t.Fatal(err)
 	}

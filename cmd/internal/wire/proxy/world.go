@@ -33,6 +33,7 @@ import (
 	"github.com/cellgate/cellgate/proxy/peer"
 	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/proxy/quota"
+	"github.com/cellgate/cellgate/proxy/traces"
 	"github.com/cellgate/cellgate/snapshot"
 	"github.com/cellgate/cellgate/trust"
 )
@@ -132,7 +133,8 @@ func newWorldNode(file string, boot bootstrap.Proxy, place *place, log *slog.Log
 		return nil, fmt.Errorf("%s: trusted_proxies: %w", file, err)
 	}
 	start, here := time.Now(), snapshot.Locality{Region: string(boot.Cell.Region()), Zone: boot.Zone}
-	if n.core, err = newCore(log.With("node", boot.ID), start, callers.NewShared(start), n.allow, here, trusted, consul.Options{Address: boot.Consul.Address, TokenFile: boot.Consul.TokenFile}, boot.DataDir, boot.Secrets, boot.AccessLog, n.tail); err != nil {
+	if n.core, err = newCore(log.With("node", boot.ID), start, callers.NewShared(start), n.allow, here, trusted, consul.Options{Address: boot.Consul.Address, TokenFile: boot.Consul.TokenFile},
+		otlpOf(boot), boot.DataDir, boot.Secrets, boot.AccessLog, n.tail); err != nil {
 		return nil, err
 	}
 	n.core.place = place
@@ -144,6 +146,15 @@ func newWorldNode(file string, boot bootstrap.Proxy, place *place, log *slog.Log
 		return nil, err
 	}
 	return n, nil
+}
+
+// otlpOf is where the node's traces go.
+func otlpOf(b bootstrap.Proxy) traces.Options {
+	o := traces.Options{URL: b.OTLP.URL, HeadersFile: b.OTLP.HeadersFile, Ratio: defaultRatio, Node: string(b.ID), Cell: string(b.Cell), Region: string(b.Cell.Region())}
+	if b.OTLP.Ratio != nil {
+		o.Ratio = *b.OTLP.Ratio
+	}
+	return o
 }
 
 // checkBootstrap says what is missing or contradicts itself.
@@ -163,6 +174,8 @@ func checkBootstrap(b *bootstrap.Proxy) error {
 		return fmt.Errorf("engine %q is none of %s", b.Engine, strings.Join(engines(), ", "))
 	case b.MaxConnectionAge < 0:
 		return errors.New("max_connection_age_ns is negative")
+	case b.OTLP.URL == "" && b.OTLP != bootstrap.OTLP{}:
+		return errors.New("otlp has no url")
 	case b.HTTP3 && !b.OwnHTTPS.IsValid():
 		return errors.New("http3 is on, and own_https, on whose UDP side it is served, is missing")
 	}
