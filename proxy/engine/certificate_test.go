@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,10 +21,19 @@ import (
 	"github.com/cellgate/cellgate/proxy/callers"
 )
 
-// showing is a client that speaks one protocol over TLS, names a host in its handshakes whatever it asks for, and shows a pair.
-func (w *world) showing(protocol, host string, pair *tls.Certificate) *http.Client {
+// showing is a client that speaks one protocol over TLS, names a host in its handshakes whatever it asks for, and shows a pair. It
+// calls resumed with every handshake that goes on with a session.
+func (w *world) showing(protocol, host string, pair *tls.Certificate, resumed ...func()) *http.Client {
 	w.t.Helper()
-	cfg := &tls.Config{InsecureSkipVerify: true, ServerName: host, GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+	verify := func(s tls.ConnectionState) error {
+		for _, call := range resumed {
+			if s.DidResume {
+				call()
+			}
+		}
+		return nil
+	}
+	cfg := &tls.Config{InsecureSkipVerify: true, ServerName: host, ClientSessionCache: tls.NewLRUClientSessionCache(4), VerifyConnection: verify, GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 		if pair == nil {
 			return &tls.Certificate{}, nil
 		}
@@ -118,6 +128,14 @@ func TestCertificatesHoldOnEveryEngineAndProtocol(t *testing.T) {
 				says(first, "a.example/public", "200")
 				says(first, "same.example/orders", known)
 				says(first, "other.example/orders", "421 misdirected")
+				var again atomic.Int32
+				back := w.showing(protocol, "a.example", good, func() { again.Add(1) })
+				for end := time.Now().Add(patience); again.Load() == 0; back.CloseIdleConnections() { // who comes back with a ticket is known by it
+					if says(back, "a.example/orders", known); time.Now().After(end) {
+						t.Fatal("no session goes on")
+					}
+				}
+				says(back, "other.example/orders", "421 misdirected")
 				for what, pair := range map[string]*tls.Certificate{"401 certificate_missing": nil, "401 certificate_invalid": wrong, "401 certificate_expired": over} {
 					c := w.showing(protocol, "a.example", pair)
 					says(c, "a.example/orders", what)

@@ -30,7 +30,19 @@ func compile(t *testing.T, hosts map[string][]*testpki.Authority) *program.Progr
 			routes = append(routes, fmt.Sprintf(`{"id": "r%d", "match": {%s, "path": "/%d"}, "upstream": "u", "auth": "p%d"}`, len(routes), match, len(routes), len(policies)-1))
 		}
 	}
-	doc := fmt.Sprintf("routes: [%s]\npolicies: [%s]\nupstreams: [{id: u, endpoints: ['10.0.0.1:80']}]\n", strings.Join(routes, ", "), strings.Join(policies, ", "))
+	return ofDocument(t, fmt.Sprintf("routes: [%s]\npolicies: [%s]\nupstreams: [{id: u, endpoints: ['10.0.0.1:80']}]\n", strings.Join(routes, ", "), strings.Join(policies, ", ")))
+}
+
+// tried makes one whose host has a policy in shadow mode.
+func tried(t *testing.T, ca *testpki.Authority) *program.Program {
+	return ofDocument(t, fmt.Sprintf(`routes: [{id: r, host: a.example, path: /r, upstream: u, policies: [p]}]
+policies: [{id: p, mode: shadow, mtls: {ca: %q, names: [{dns: client.example}]}}]
+upstreams: [{id: u, endpoints: ['10.0.0.1:80']}]
+`, ca.PEM))
+}
+
+func ofDocument(t *testing.T, doc string) *program.Program {
+	t.Helper()
 	cfg, problems := snapshot.Decode([]snapshot.File{{Name: "doc", Data: []byte(doc)}}, snapshot.Allow{})
 	if err := problems.Err(); err != nil {
 		t.Fatal(err)
@@ -134,6 +146,10 @@ func TestOnlyHostsWhoseRoutesNeedACertificateAskForOne(t *testing.T) {
 	}
 	if p := s.program.Load(); p.Trust("a.example").Digest == p.Trust("b.example").Digest {
 		t.Error("one's own and everybody's are one set")
+	}
+	s.program.Store(tried(t, one))
+	if o := s.meet(&tls.Config{}, "a.example", pair); !o.asked || o.shown != 1 {
+		t.Errorf("a policy that is only tried: %+v", o)
 	}
 	s.program.Store(nil)
 	if o := s.meet(&tls.Config{}, "a.example", pair); o.asked || o.err != nil {
