@@ -1,6 +1,7 @@
 package snapshot
 
 import (
+	"net/url"
 	"strings"
 	"testing"
 )
@@ -62,4 +63,20 @@ func TestSPIFFEIDsAreReadStrictly(t *testing.T) {
 			t.Errorf("%q: %v", id, !want)
 		}
 	}
+}
+
+// FuzzSPIFFEID: what is taken for an id is a URL that has one spelling, and nothing that a field of HTTP couldn't hold.
+func FuzzSPIFFEID(f *testing.F) {
+	for _, seed := range []string{"spiffe://example.com/a/b", "spiffe://example.com/*", "spiffe://a\x00/b", "spiffe://a/%2f", "spiffe://a:1/b"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, id string) {
+		if !SPIFFEID(id) {
+			return
+		}
+		u, err := url.Parse(id)
+		if err != nil || u.String() != id || u.Scheme != "spiffe" || u.Hostname() != u.Host || u.RawQuery+u.Fragment != "" || u.User != nil || strings.ContainsAny(id, " \r\n\x00,;") {
+			t.Errorf("%q: %v %+v", id, err, u)
+		}
+	})
 }

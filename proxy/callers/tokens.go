@@ -28,7 +28,7 @@ func NewTokens(store *secrets.Store) *Tokens {
 	return &Tokens{store, memo.New[string](vouched, vouchedBytes)}
 }
 
-// Vouch implements proxy.Voucher. It signs on the request's way: that costs less than the caller's own token did, which was verified
+// Vouch implements identity.Voucher. It signs on the request's way: that costs less than the caller's own token did, which was verified
 // there, too, and is done once in 45 seconds for each caller and upstream.
 func (t *Tokens) Vouch(dst []byte, keys []snapshot.IdentityKey, to *snapshot.Upstream, tenant string, told identity.Told, now time.Time) []byte {
 	k := snapshot.Signing(keys, now)
@@ -72,7 +72,7 @@ func (t *Tokens) signer(k *snapshot.IdentityKey) (*secrets.Secret, *identity.Sig
 	return secret, signer
 }
 
-// KeySet implements proxy.Voucher: the public keys of all, those too that don't sign yet (RFC 7517).
+// KeySet implements identity.Voucher: the public keys of all, those too that don't sign yet (RFC 7517).
 func (t *Tokens) KeySet(keys []snapshot.IdentityKey) string {
 	set := []byte(`{"keys":[`)
 	for i := range keys {

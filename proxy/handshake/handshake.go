@@ -100,7 +100,7 @@ func bounded(s tls.ConnectionState) error {
 	return nil
 }
 
-const bound = "cellgate asks for "
+const asksFor = "cellgate asks for "
 
 // bind makes tickets good for the set of authorities alone; an empty one stands for no certificate.
 func (a *asker) bind(cfg *tls.Config, digest string) {
@@ -110,7 +110,7 @@ func (a *asker) bind(cfg *tls.Config, digest string) {
 	}
 	cfg.UnwrapSession = func(ticket []byte, cs tls.ConnectionState) (*tls.SessionState, error) {
 		s, err := a.base.DecryptTicket(ticket, cs)
-		if err != nil || s == nil || !slices.ContainsFunc(s.Extra, func(e []byte) bool { return string(e) == bound+digest }) {
+		if err != nil || s == nil || !slices.ContainsFunc(s.Extra, func(e []byte) bool { return string(e) == asksFor+digest }) {
 			return nil, err
 		}
 		return s, nil
@@ -122,7 +122,7 @@ func mark(digest string, shown []*x509.Certificate) []byte {
 	if digest != "" && len(shown) == 0 {
 		digest = "nothing"
 	}
-	return []byte(bound + digest)
+	return []byte(asksFor + digest)
 }
 
 // Shown is what the client of a connection has shown, beside what it was asked for.

@@ -47,7 +47,7 @@ func AppendRequest(dst []byte, x *proxy.Exchange, length int64, now time.Time) [
 	}
 	dst = http2.AppendField(dst, ":scheme", x.Pool.Scheme())
 	dst = http2.AppendField(dst, ":authority", r.Authority())
-	var room [512]byte
+	var room [1 << 10]byte
 	dst = http2.AppendField(dst, ":path", x.AppendTarget(room[:0]))
 	x.EachRequestField(func(name, value string) {
 		if !x.Tunnel || websocket.Travels(name) {
