@@ -2,6 +2,7 @@ package engine_test
 
 import (
 	"context"
+	"crypto/sha256"
 	"crypto/tls"
 	"encoding/json"
 	"fmt"
@@ -147,9 +148,11 @@ func TestCertificatesHoldOnEveryEngineAndProtocol(t *testing.T) {
 				says(other, "other.example/orders", "200  x.other.example  CN=Others")
 				says(other, "a.example/orders", "421 misdirected")
 
-				judge.Deny(denylist.Compile([]denylist.Entry{{Kind: denylist.User, ID: "spiffe://p.example/orders"}}))
-				says(first, "a.example/orders", "401 denied")
-				judge.Deny(nil)
+				for _, denied := range []denylist.Entry{{Kind: denylist.User, ID: "spiffe://p.example/orders"}, {Kind: denylist.Token, ID: fmt.Sprintf("sha256:%x", sha256.Sum256(good.Leaf.Raw))}} {
+					judge.Deny(denylist.Compile([]denylist.Entry{denied}))
+					says(first, "a.example/orders", "401 denied")
+					judge.Deny(nil)
+				}
 				says(first, "a.example/orders", known)
 
 				if err := w.server.Apply(compile(t, 2, at(others), "UP")); err != nil { // who was trusted is not any more
