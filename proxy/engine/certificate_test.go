@@ -206,3 +206,15 @@ func TestRequestsThatGoByCertificatesAreNotHandedOn(t *testing.T) {
 		}
 	})
 }
+
+// The whole way of a request whose caller is known by its certificate, and told by a token.
+func TestACertifiedRequestAllocatesNothing(t *testing.T) {
+	ca := testpki.New(t, "Partners")
+	pair := ca.Issue(t, testpki.Leaf{URIs: []string{"spiffe://p.example/orders"}})
+	eachOf(t, "over TLS", func(*testing.T) {}, overTLS(t), func(t *testing.T, start starter) {
+		document := strings.Replace(certifiedDocument(ca.PEM, ca.PEM), "allow_plaintext_identity: true", "identity_token: {}", 1) + "identity_keys: [{id: k, file: k}]\n"
+		w := start(t, "UP", setup{silent: true, auth: callers.NewAuthenticator(callers.Sources{}, time.Now()), vouch: vouching(t), document: strings.ReplaceAll(document, "ADDRESS", quickly(t))})
+		w.trust.Certificates = []tls.Certificate{*pair}
+		w.allocatesNothing("GET /orders HTTP/1.1\r\nHost: a.example\r\n\r\n")
+	})
+}

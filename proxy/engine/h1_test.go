@@ -229,24 +229,30 @@ func TestReadinessIsAnsweredAheadOfRouting(t *testing.T) {
 func TestPlainRequestAllocatesNothing(t *testing.T) {
 	eachAlone(t, func(t *testing.T, start starter) {
 		w := start(t, quickly(t), setup{silent: true, recorder: exporter(t, "http://127.73.3.1:1"), sample: tracecontext.RatioOf(0.5), document: strings.Replace(plainDocument, "timeout: 20s", "timeout: 20s, limits: {tenant: 1000000/second}", 1)})
-		c, req, b := w.dial(), []byte(get("/v1/orders/7")), make([]byte, 4096)
-		once := func() {
-			if _, err := c.Write(req); err != nil {
-				t.Fatal(err)
-			}
-			if n, err := c.Conn.Read(b); n == 0 || err != nil || string(b[:12]) != "HTTP/1.1 200" {
-				t.Fatalf("%q %v", b[:n], err)
-			}
-		}
-		for range 50 {
-			once()
-		}
-		allowed := float64(allocsAllowed)
-		if w.trust != nil {
-			allowed += 2 // crypto/tls makes one for each read, here and in the client
-		}
-		if n := allocsPerRun(2000, once); n > allowed {
-			t.Fatalf("%v allocations per request", n)
-		}
+		w.allocatesNothing(get("/v1/orders/7"))
 	})
+}
+
+// allocatesNothing sends a request again and again on one connection.
+func (w *world) allocatesNothing(request string) {
+	w.t.Helper()
+	c, req, b := w.dial(), []byte(request), make([]byte, 4096)
+	once := func() {
+		if _, err := c.Write(req); err != nil {
+			w.t.Fatal(err)
+		}
+		if n, err := c.Conn.Read(b); n == 0 || err != nil || string(b[:12]) != "HTTP/1.1 200" {
+			w.t.Fatalf("%q %v", b[:n], err)
+		}
+	}
+	for range 50 {
+		once()
+	}
+	allowed := float64(allocsAllowed)
+	if w.trust != nil {
+		allowed += 2 // crypto/tls makes one for each read, here and in the client
+	}
+	if n := allocsPerRun(2000, once); n > allowed {
+		w.t.Fatalf("%v allocations per request", n)
+	}
 }

@@ -38,10 +38,9 @@ policies: [{id: jwt, jwt: {issuer: i, audience: a, jwks: "https://i.example/keys
 identity_keys: [{id: k, file: k}]
 `
 
-// G7 on every engine and protocol: an upstream that wants it gets a token of its own about every known caller, by a key that any node
-// gives; what clients send under that name never passes.
-func TestSignedTokensReachUpstreamsOnEveryEngineAndProtocol(t *testing.T) {
-	t.Parallel()
+// vouching signs with a key called k.
+func vouching(t testing.TB) *callers.Tokens {
+	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
@@ -58,12 +57,19 @@ func TestSignedTokensReachUpstreamsOnEveryEngineAndProtocol(t *testing.T) {
 	if err := store.Want(callers.Needs(nil, snapshot.IdentityKey{ID: "k", File: "k"})); err != nil {
 		t.Fatal(err)
 	}
+	return callers.NewTokens(store)
+}
+
+// G7 on every engine and protocol: an upstream that wants it gets a token of its own about every known caller, by a key that any node
+// gives; what clients send under that name never passes.
+func TestSignedTokensReachUpstreamsOnEveryEngineAndProtocol(t *testing.T) {
+	t.Parallel()
 	idp := newIssuer(t)
 	bearer := idp.tokenOf(t, map[string]any{"sub": "alice"})
 	up := handler(t, func(w http.ResponseWriter, r *http.Request) {
 		_ = json.NewEncoder(w).Encode(r.Header["X-Caller-Token"])
 	})
-	s := setup{document: vouchedDocument, auth: callers.NewAuthenticator(callers.Sources{Keys: idp}, time.Now()), vouch: callers.NewTokens(store), silent: true}
+	s := setup{document: vouchedDocument, auth: callers.NewAuthenticator(callers.Sources{Keys: idp}, time.Now()), vouch: vouching(t), silent: true}
 	fronts(t, up, s, func(t *testing.T, w *world, c *http.Client, scheme string) {
 		ask := func(path string) string {
 			t.Helper()
