@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -186,31 +187,79 @@ func TestEveryExchangeLeavesItsUpstreamsCounts(t *testing.T) {
 				all = append(all, c)
 			}
 		}
-		count := func() (under, load int, shed uint64) {
-			for _, u := range w.server.Snapshot().Upstreams {
-				under += u.Under
-				for i, n := range u.Load {
-					load, shed = load+n, shed+u.Shed[i]
-				}
-			}
-			return under, load, shed
-		}
-		if under, _, shed := count(); under == 0 || shed == 0 {
+		if under, _, shed := w.counts(); under == 0 || shed == 0 {
 			t.Fatalf("%d under way, %d shed", under, shed)
 		}
 		for _, c := range all {
 			c.Close()
 		}
-		for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-			under, load, _ := count()
-			if under == 0 && load == 0 {
-				return
-			}
-			if time.Now().After(end) {
-				t.Fatalf("%d exchanges and %d attempts count for ever", under, load)
-			}
+		w.countsNothing()
+	})
+}
+
+// H6 over every protocol: a caller that cancels what it asked for, on a connection that stays, gives its place back too.
+func TestCancelledExchangesLeaveTheirUpstreamsCountsOnEveryEngineAndProtocol(t *testing.T) {
+	t.Parallel()
+	up := handler(t, func(_ http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/critical" {
+			<-r.Context().Done()
 		}
 	})
+	document := strings.Replace(upstreamsDocument, `id: up, endpoints`, `id: up, concurrency: 30, endpoints`, 1)
+	t.Run("ways", func(t *testing.T) { // the upstream outlives them all
+		fronts(t, up, setup{document: document, silent: true}, func(t *testing.T, w *world, c *http.Client, scheme string) {
+			t.Parallel()
+			ctx, cancel := context.WithCancel(t.Context())
+			var all sync.WaitGroup
+			ask := func(ctx context.Context, target string) {
+				req, _ := http.NewRequestWithContext(ctx, "GET", scheme+"://a.example"+target, nil)
+				if res, err := c.Do(req); err == nil {
+					_, _ = io.Copy(io.Discard, res.Body)
+					res.Body.Close()
+				}
+			}
+			for range 40 {
+				all.Go(func() { ask(ctx, "/critical") })
+			}
+			w.until("the upstream is full", func() bool { under, _, shed := w.counts(); return under == 30 && shed == 10 })
+			for _, target := range []string{"/normal", "/broken", "/saved"} {
+				ask(t.Context(), target)
+			}
+			cancel()
+			all.Wait()
+			w.countsNothing()
+			if ask(t.Context(), "/normal"); w.server.Connections.Load() == 0 && scheme == "https" {
+				t.Error("the connection has ended with its exchanges")
+			}
+		})
+	})
+}
+
+// counts are the exchanges and attempts that count as under way at upstreams, and those that found no room.
+func (w *world) counts() (under, load int, shed uint64) {
+	for _, u := range w.server.Snapshot().Upstreams {
+		under += u.Under
+		for i, n := range u.Load {
+			load, shed = load+n, shed+u.Shed[i]
+		}
+	}
+	return under, load, shed
+}
+
+// countsNothing waits until nothing counts any more.
+func (w *world) countsNothing() {
+	w.t.Helper()
+	w.until("nothing counts", func() bool { under, load, _ := w.counts(); return under == 0 && load == 0 })
+}
+
+// until waits for what must come.
+func (w *world) until(what string, is func() bool) {
+	w.t.Helper()
+	for end := time.Now().Add(patience); !is(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			w.t.Fatal("never: ", what)
+		}
+	}
 }
 
 // I2 on every engine and protocol: near endpoints alone are asked, and a key goes to one endpoint, here either the one that

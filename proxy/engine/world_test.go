@@ -20,6 +20,7 @@ import (
 
 	"github.com/cellgate/cellgate/proxy"
 	"github.com/cellgate/cellgate/proxy/callers"
+	"github.com/cellgate/cellgate/proxy/decide"
 	. "github.com/cellgate/cellgate/proxy/engine" // package loop, which is tested as well, imports it
 	"github.com/cellgate/cellgate/proxy/hops"
 	"github.com/cellgate/cellgate/proxy/identity"
@@ -114,6 +115,8 @@ type setup struct {
 	tls      *tls.Config
 	silent   bool // no recorder of the world's own
 	recorder proxy.Recorder
+	shadow   proxy.Shadow
+	decided  *decide.Decisions
 	sample   tracecontext.Ratio
 	trusted  hops.Trusted
 	vouch    identity.Voucher
@@ -197,7 +200,7 @@ func start(t testing.TB, kind maker, up string, s setup) *world {
 		s.limits = callers.NewLimiter(time.Now())
 	}
 	w := &world{t: t, logged: make(chan proxy.Record, 100), ended: make(chan error, 2)}
-	opts := proxy.Options{Auth: s.auth, Limits: s.limits, Upstream: upstream.Options{Allow: snapshot.Loopback(), Here: s.here, Finder: s.finder}, Trusted: s.trusted, Voucher: s.vouch, Sample: s.sample}
+	opts := proxy.Options{Auth: s.auth, Limits: s.limits, Upstream: upstream.Options{Allow: snapshot.Loopback(), Here: s.here, Finder: s.finder}, Trusted: s.trusted, Voucher: s.vouch, Sample: s.sample, Shadow: s.shadow, Decisions: s.decided}
 	if !s.silent {
 		opts.Recorders = []proxy.Recorder{records{w.logged}}
 	}

@@ -107,16 +107,21 @@ type checks [nChecks][nVerdicts]uint64
 // refusal is the check that a reason comes from, and its verdict; ok is false for all other reasons.
 func refusal(why reason.Reason) (check, verdict int, ok bool) {
 	switch why {
-	case reason.Denied, reason.TokenMissing, reason.TokenInvalid, reason.TokenExpired, reason.KeyInvalid, reason.CrossSite,
-		reason.CertificateMissing, reason.CertificateInvalid, reason.CertificateExpired:
-		return authn, refused, true
 	case reason.AuthUnavailable:
 		return authn, unavailable, true
 	case reason.ScopeMissing, reason.RoleMissing, reason.ClaimRefused, reason.ConsumerRefused, reason.DecisionDenied:
 		return authz, refused, true
 	case reason.DecisionUnavailable:
 		return authz, unavailable, true
-	case reason.RatePlatform, reason.RateTenant, reason.RateConsumer, reason.RateUser, reason.QuotaConsumer:
+	case reason.CrossSite:
+		return authn, refused, true
+	case reason.RatePlatform:
+		return limits, refused, true
+	}
+	switch why.Status() {
+	case 401:
+		return authn, refused, true
+	case 429:
 		return limits, refused, true
 	}
 	return 0, 0, false
