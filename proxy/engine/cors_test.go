@@ -79,3 +79,19 @@ func TestCORSHoldsOnEveryEngineAndProtocol(t *testing.T) {
 		})
 	}
 }
+
+// What follows the head of a 204 is the next answer: a preflight, which browsers send ahead of requests on the same connection.
+func TestAnAnswerWithoutABodyEndsWithItsHead(t *testing.T) {
+	t.Parallel()
+	eachSecure(t, func(t *testing.T, start starter) {
+		w := start(t, handler(t, echo), setup{document: corsDocument, auth: onlyIn{}})
+		const h = " HTTP/1.1\r\nHost: a.example\r\n"
+		c := w.dial().send("OPTIONS /open" + h + "Origin: https://app.test\r\nAccess-Control-Request-Method: PUT\r\n\r\n" + "OPTIONS *" + h + "\r\n" + get("/open"))
+		for _, want := range []int{204, 204, 200} {
+			res, _, err := c.answer("GET")
+			if err != nil || res.StatusCode != want || want == 204 && res.TransferEncoding != nil {
+				t.Fatalf("%v, %v, want %d", res, err, want)
+			}
+		}
+	})
+}

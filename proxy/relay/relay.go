@@ -113,7 +113,8 @@ func AppendHead(dst []byte, x *proxy.Exchange, length int64, none bool) ([]byte,
 	f := Framing{Closing: x.Closing}
 	dst = x.AppendFields(http1.AppendStatusLine(dst, x.Status))
 	switch {
-	case length >= 0 && x.Status != 204:
+	case x.Status == 204: // ends with its head, whoever makes it, and frames nothing (RFC 9112, sections 6.1 and 6.3)
+	case length >= 0:
 		dst = append(dst, "Content-Length: "...)
 		dst = strconv.AppendInt(dst, length, 10)
 		dst = append(dst, "\r\n"...)
