@@ -185,18 +185,23 @@ func (d *decoder) methods(o object) []string {
 	if r := d.resolve(n); r != nil && r.Kind == yaml.SequenceNode && len(r.Content) == 0 {
 		o.wrong("methods", "is empty", "leave methods out to take all")
 	}
-	for i, m := range all {
-		if !slices.Contains(knownMethods, m) {
-			hint := "methods are upper case, such as GET"
-			if m == "CONNECT" {
-				hint = "CONNECT is not offered"
-			}
-			o.wrong("methods", strconv.Quote(clip(m))+" is not a method that can be routed", hint)
-		}
-		all[i] = m
+	for _, m := range all {
+		o.routable(m)
 	}
 	slices.Sort(all)
 	return all
+}
+
+// routable reports a method in methods that no request of a route could have.
+func (o object) routable(m string) {
+	if slices.Contains(knownMethods, m) {
+		return
+	}
+	hint := "methods are upper case, such as GET"
+	if m == "CONNECT" {
+		hint = "CONNECT is not offered"
+	}
+	o.wrong("methods", strconv.Quote(clip(m))+" is not a method that can be routed", hint)
 }
 
 var knownMethods = Methods()

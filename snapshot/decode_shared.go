@@ -222,8 +222,7 @@ func (d *decoder) jwt(n *yaml.Node, p *at) *JWT {
 			o.wrong("jwks", strconv.Quote(clip(j.JWKS))+" "+fault, hint)
 		}
 	}
-	j.Scopes = o.strings("scopes", 64)
-	slices.Sort(j.Scopes)
+	j.Scopes = o.scopes("scopes", maxAuthz)
 	j.Algorithms = o.strings("algorithms", len(algorithms))
 	for _, a := range j.Algorithms {
 		if !slices.Contains(algorithms, a) {

@@ -196,7 +196,7 @@ func (d *decoder) limited(n *yaml.Node, p *at, key string, most int) (string, bo
 	case n.Tag == "!!bool":
 		d.wrong(line, p, "must be a string, not a boolean", "put it in quotes")
 	case n.Tag != "!!str" && n.Tag != "!!int" && n.Tag != "!!float" && n.Tag != "!!timestamp":
-		d.wrong(line, p, "must be a string, not "+clip(n.Tag), "leave the tag out")
+		d.wrong(line, p, "must be a string, not "+clip(n.Tag), "put it in quotes")
 	case len(n.Value) > most:
 		d.wrong(line, p, fmt.Sprintf("is longer than %d bytes", most), "shorten it")
 	case strings.ContainsFunc(n.Value, func(r rune) bool { return r < ' ' && (most == maxString || r != '\n') || r == 0x7f }):

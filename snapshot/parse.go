@@ -121,6 +121,7 @@ func (d *decoder) chunks(chunks []chunk) bool {
 			continue // comments only
 		}
 		root := nodes[0].Content[0]
+		d.untag(root)
 		switch {
 		case c.key == "" && root.Kind == yaml.MappingNode:
 			sections++
@@ -150,6 +151,7 @@ func (d *decoder) whole(data []byte) {
 	documents := 0
 	for _, n := range nodes {
 		root := n.Content[0]
+		d.untag(root)
 		if root.Kind == yaml.ScalarNode && root.Tag == "!!null" {
 			continue
 		}
@@ -162,6 +164,18 @@ func (d *decoder) whole(data []byte) {
 	}
 	if documents == 0 {
 		d.problem(1, "", "the file holds no document", "a document starts with version: v1")
+	}
+}
+
+// untag reports every tag, and reads on as if it weren't there: what a value is its key says alone.
+func (d *decoder) untag(n *yaml.Node) {
+	if n.Style&yaml.TaggedStyle != 0 {
+		d.problem(d.line+n.Line, "", "has the tag "+clip(n.Tag), "leave the tag out")
+		n.Style, n.Tag = n.Style&^yaml.TaggedStyle, ""
+		n.Tag = n.ShortTag()
+	}
+	for _, c := range n.Content {
+		d.untag(c)
 	}
 }
 

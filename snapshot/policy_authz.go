@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
+	"unicode"
 
 	"github.com/cellgate/cellgate/problem"
 	"go.yaml.in/yaml/v3"
@@ -36,7 +38,11 @@ func decodeAuthz(d *decoder, n *yaml.Node, p *at, into *Policy) {
 	a := &Authz{RolesClaim: o.string("roles_claim")}
 	for key, list := range map[string]*[]string{"scopes": &a.Scopes, "any_scope": &a.AnyScope, "roles": &a.Roles, "all_roles": &a.AllRoles, "consumers": &a.Consumers} {
 		before := len(d.problems) + d.unshown
-		if *list = o.strings(key, maxAuthz); o.get(key) != nil && len(*list) == 0 && len(d.problems)+d.unshown == before {
+		read := o.strings
+		if list == &a.Scopes || list == &a.AnyScope {
+			read = o.scopes
+		}
+		if *list = read(key, maxAuthz); o.get(key) != nil && len(*list) == 0 && len(d.problems)+d.unshown == before {
 			o.wrong(key, "names nothing", "give at least one, or leave the key out")
 		}
 		slices.Sort(*list)
@@ -58,6 +64,18 @@ func decodeAuthz(d *decoder, n *yaml.Node, p *at, into *Policy) {
 
 func formatAuthz(p *Policy, into *docPolicy) { into.Authz = (*docAuthz)(p.Authz) }
 
+// scopes reads a sorted list of scopes. A token has its scopes with blanks between (RFC 6749, section 3.3), so none has one within.
+func (o object) scopes(key string, most int) []string {
+	all := o.strings(key, most)
+	for _, s := range all {
+		if strings.ContainsFunc(s, unicode.IsSpace) {
+			o.wrong(key, strconv.Quote(clip(s))+" has a blank, so no token has it", "give each scope an item of its own")
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
 // claimValues reads {claim: value} and {claim: [value, …]}.
 func (d *decoder) claimValues(o object, a *Authz) {
 	n := o.get("claims")
@@ -75,6 +93,9 @@ func (d *decoder) claimValues(o object, a *Authz) {
 		claim, ok := d.key(r.Content[i], p, seen)
 		if !ok {
 			continue
+		}
+		if claim == "" {
+			d.wrong(r.Content[i].Line, p, "names a claim that has no name", "such as {department: [sales, support]}")
 		}
 		seen = append(seen, claim)
 		here, value := p.child(claim), d.resolve(r.Content[i+1])

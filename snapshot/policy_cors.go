@@ -61,8 +61,14 @@ func decodeCORS(d *decoder, n *yaml.Node, p *at, into *Policy) {
 	if slices.Contains(c.Origins, AnyOrigin) && len(c.Origins) > 1 {
 		o.wrong("origins", "names every origin and others", "keep * alone, or leave it out")
 	}
-	c.Methods = o.tokens("methods", false)
-	c.Headers, c.Expose = o.tokens("headers", true), o.tokens("expose", true)
+	c.Methods = o.strings("methods", maxCORS)
+	for _, m := range c.Methods {
+		if m != AnyOrigin {
+			o.routable(m)
+		}
+	}
+	slices.Sort(c.Methods)
+	c.Headers, c.Expose = o.fields("headers"), o.fields("expose")
 	if c.Credentials {
 		for key, list := range map[string][]string{"origins": c.Origins, "methods": c.Methods, "headers": c.Headers, "expose": c.Expose} {
 			if slices.Contains(list, AnyOrigin) {
@@ -83,16 +89,14 @@ func (o object) noneOf(key string) bool {
 	return n == nil || n.Kind == yaml.SequenceNode && len(n.Content) == 0
 }
 
-// tokens reads a sorted list of field names, in lower case, or of methods.
-func (o object) tokens(key string, fields bool) []string {
+// fields reads a sorted list of field names, in lower case.
+func (o object) fields(key string) []string {
 	all := o.strings(key, maxCORS)
 	for i, t := range all {
 		if !isToken(t) || len(t) > 64 {
 			o.wrong(key, strconv.Quote(clip(t))+" is no name", "letters, digits and '-', at most 64")
 		}
-		if fields {
-			all[i] = strings.ToLower(t)
-		}
+		all[i] = strings.ToLower(t)
 	}
 	slices.Sort(all)
 	return slices.Compact(all)

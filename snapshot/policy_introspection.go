@@ -2,7 +2,6 @@ package snapshot
 
 import (
 	"cmp"
-	"slices"
 	"strconv"
 	"time"
 
@@ -116,8 +115,7 @@ func decodeIntrospection(d *decoder, n *yaml.Node, p *at, into *Policy) {
 	}
 	o.needs("an introspection policy needs url, client_id and client_secret_file", "url", "client_id", "client_secret_file")
 	i := &Introspection{URL: o.service("url"), ClientID: o.string("client_id"), ClientSecretFile: o.secret("client_secret_file"), Issuer: o.string("issuer"),
-		Audience: o.string("audience"), Scopes: o.strings("scopes", 64), ConsumerClaim: o.string("consumer_claim"), Remote: o.remote()}
-	slices.Sort(i.Scopes)
+		Audience: o.string("audience"), Scopes: o.scopes("scopes", maxAuthz), ConsumerClaim: o.string("consumer_claim"), Remote: o.remote()}
 	i.TTL = o.usual("ttl", defaultIntrospection.TTL, time.Second, 10*time.Minute)
 	i.NegativeTTL = o.usual("negative_ttl", defaultIntrospection.NegativeTTL, 100*time.Millisecond, time.Minute)
 	i.StaleOK, _ = o.duration("stale_ok", 0, maxStaleOK)

@@ -1,7 +1,6 @@
 package snapshot
 
 import (
-	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -34,7 +33,7 @@ func decodeSession(d *decoder, n *yaml.Node, p *at, into *Policy) {
 		return
 	}
 	o.needs("a session policy needs cookie and keys_file", "cookie", "keys_file")
-	s := &Session{Cookie: o.string("cookie"), KeysFile: o.secret("keys_file"), Issuer: o.string("issuer"), Scopes: o.strings("scopes", 64),
+	s := &Session{Cookie: o.string("cookie"), KeysFile: o.secret("keys_file"), Issuer: o.string("issuer"), Scopes: o.scopes("scopes", maxAuthz),
 		ConsumerClaim: o.string("consumer_claim"), Origins: o.strings("origins", 64)}
 	if s.Cookie != "" && (len(s.Cookie) > 128 || strings.ContainsFunc(s.Cookie, notToken)) {
 		o.wrong("cookie", strconv.Quote(clip(s.Cookie))+" is not the name of a cookie", "such as __Host-session")
@@ -42,11 +41,14 @@ func decodeSession(d *decoder, n *yaml.Node, p *at, into *Policy) {
 	s.Signed = o.oneOf("mode", "", "encrypted", "signed") == "signed"
 	s.MaxAge = o.usual("max_age", DefaultSessionAge, time.Minute, 30*24*time.Hour)
 	for _, origin := range s.Origins {
-		if u, err := url.Parse(origin); err != nil || u.Host == "" || u.Scheme+"://"+u.Host != origin || strings.ToLower(origin) != origin {
-			o.wrong("origins", strconv.Quote(clip(origin))+" is not an origin", "such as https://app.example.com")
+		fault, hint := originFault(origin)
+		if origin == "null" || strings.Contains(origin, "*") {
+			fault, hint = "is not one site", "name each one, such as https://app.example.com"
+		}
+		if fault != "" {
+			o.wrong("origins", strconv.Quote(clip(origin))+" "+fault, hint)
 		}
 	}
-	slices.Sort(s.Scopes)
 	slices.Sort(s.Origins)
 	into.Session = s
 }

@@ -116,6 +116,8 @@ func TestEveryRuleOfPoliciesNamesItsFault(t *testing.T) {
 		cors("origins: ['https://']"):                                                `policies[0].cors.origins: "https://" has no host`,
 		cors("origins: ['https://::1']"):                                             `policies[0].cors.origins: "https://::1" has no host`,
 		cors("origins: ['*'], headers: ['a b']"):                                     `policies[0].cors.headers: "a b" is no name`,
+		cors("origins: ['*'], methods: ['*', get]"):                                  `policies[0].cors.methods: "get" is not a method that can be routed`,
+		cors("origins: ['*'], methods: [CONNECT]"):                                   `policies[0].cors.methods: "CONNECT" is not a method that can be routed`,
 		cors("origins: ['*'], max_age: 25h"):                                         "policies[0].cors.max_age: 25h is not within",
 		cors("origins: ['*'], max_age: 1500ms"):                                      "policies[0].cors.max_age: is no whole number of seconds",
 		cors("origins: ['*'], allow: x"):                                             "policies[0].cors.allow: unknown key",

@@ -135,7 +135,7 @@ func decodeTransform(d *decoder, n *yaml.Node, p *at, into *Policy) {
 		if in, ok := d.object(n, p.child("response"), []string{"remove", "rename", "set", "add", "status", "keep"}); ok {
 			t.Response.Edits = in.edits()
 			t.Response.Status = in.statuses()
-			t.Response.Keep = in.tokens("keep", true)
+			t.Response.Keep = in.fields("keep")
 			for _, k := range t.Response.Keep {
 				if !slices.Contains(internalFields, k) {
 					in.wrong("keep", strconv.Quote(clip(k))+" is not removed anyway", "one of "+strings.Join(internalFields, ", "))
@@ -150,7 +150,7 @@ func decodeTransform(d *decoder, n *yaml.Node, p *at, into *Policy) {
 }
 
 func (o object) edits() (e Edits) {
-	e.Remove = o.tokens("remove", true)
+	e.Remove = o.fields("remove")
 	for _, name := range e.Remove {
 		o.touch("remove", name, false)
 	}

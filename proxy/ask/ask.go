@@ -96,9 +96,9 @@ type Service[V any] struct {
 	mu      sync.Mutex
 	flights map[memo.Key]*Flight[V]
 	under   int
+	said    word
 
 	asked, joined, answered, failed, refused atomic.Uint64
-	down                                     atomic.Bool // the last question had no answer
 }
 
 // Of is the service of that rule. V goes with the kind. Nil when there are too many.
@@ -230,12 +230,33 @@ func (s *Service[V]) note(err error) {
 	} else {
 		s.answered.Add(1)
 	}
-	if was := s.down.Swap(err != nil); was == (err != nil) {
-		return
-	}
-	if err != nil {
+	s.mu.Lock()
+	news := s.said.news(err != nil, time.Now())
+	s.mu.Unlock()
+	switch {
+	case !news:
+	case err != nil:
 		s.in.opt.Log.Warn("a service gives no answer", "service", s.name, "error", err)
-		return
+	default:
+		s.in.opt.Log.Info("a service answers again", "service", s.name)
 	}
-	s.in.opt.Log.Info("a service answers again", "service", s.name)
+}
+
+// word is what the log was last told of a service. The zero value is that it answers.
+type word struct {
+	down bool
+	at   time.Time
+}
+
+// quiet is the least time between two words, so that a service that fails now and then, or at some callers' questions, doesn't
+// fill the log.
+const quiet = 10 * time.Second
+
+// news says whether the log is to be told, and takes it as told. A first change is news at once.
+func (w *word) news(down bool, now time.Time) bool {
+	if w.down == down || now.Sub(w.at) < quiet {
+		return false
+	}
+	w.down, w.at = down, now
+	return true
 }

@@ -241,3 +241,18 @@ func TestAnyNumberMayAskAtOnce(t *testing.T) {
 	}
 	wg.Wait()
 }
+
+func TestAServiceThatFailsNowAndThenDoesntFillTheLog(t *testing.T) {
+	var w word
+	start, told := time.Now(), []string{}
+	for i := range 100_000 { // one of three questions fails for 30 s, then all are answered, then none
+		after := time.Duration(i) * time.Millisecond
+		down := after < 30*time.Second && i%3 == 1 || after >= 60*time.Second
+		if w.news(down, start.Add(after)) {
+			told = append(told, fmt.Sprint(down, " ", after.Truncate(time.Second)))
+		}
+	}
+	if got, want := strings.Join(told, ", "), "true 0s, false 10s, true 20s, false 30s, true 1m0s"; got != want {
+		t.Errorf("told %s, want %s", got, want)
+	}
+}

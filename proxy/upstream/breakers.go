@@ -108,7 +108,8 @@ func (p *Pool) End(i int, ok bool, took time.Duration, now time.Time) {
 	if failing, all := p.Set.Failing(slice, now); failing*3 > all {
 		b.Open(&p.rule, now)
 		p.bar(slice)
-		p.opts.log().Warn("breaker of an upstream is open", "upstream", p.ID, "zone", (*p.zones.Load())[slice].at, "failing_endpoints", failing, "endpoints", all)
+		at := (*p.zones.Load())[slice].at
+		p.opts.log().Warn("breaker of an upstream is open", "upstream", p.ID, "region", at.Region, "zone", at.Zone, "failing_endpoints", failing, "endpoints", all)
 	}
 }
 
