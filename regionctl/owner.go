@@ -11,7 +11,7 @@ import (
 )
 
 // merge replaces exactly what the team owns of the published content: its routes, the upstreams and policies that only its
-// routes use, and the samples that expect its routes. Consumers, plans and tenants are everybody's: a team may repeat them,
+// routes use, and the samples that expect its routes. Consumers, plans, tenants and identity keys are everybody's: a team may repeat them,
 // not change them. Everything is then checked as one whole.
 func (d *draft) merge(old *snapshot.Config, at uint64) (*snapshot.Config, error) {
 	part, places, problems := snapshot.DecodeAlone(d.snapshotFiles(), d.allow)

@@ -171,6 +171,7 @@ routes:
 samples:
   - {request: {method: GET, url: "https://api.gw.test/a1"}, expect: {route: a1}}
   - {request: {method: GET, url: "https://api.gw.test/b1"}, expect: {route: b1}}
+identity_keys: [{id: k, file: f}]
 `
 	if _, f := w.publish("eu-west", PublishRequest{Files: files(base)}); f != nil {
 		t.Fatal(f)
@@ -178,13 +179,13 @@ samples:
 	own := func(doc string) (Published, *Fault) {
 		return w.publish("eu-west", PublishRequest{Files: files(doc), Owner: "team-a", Confirm: true})
 	}
-	_, f := own("version: v1\nupstreams:\n  - {id: new, endpoints: [\"127.0.0.1:9003\"]}\nroutes:\n  - {id: a3, match: {host: api.gw.test, path: /a3}, upstream: new}\n  - {id: a4, match: {host: api.gw.test, path: /a4}, upstream: shared}\n")
+	_, f := own("version: v1\nupstreams:\n  - {id: new, endpoints: [\"127.0.0.1:9003\"], identity_token: {}}\nroutes:\n  - {id: a3, match: {host: api.gw.test, path: /a3}, upstream: new}\n  - {id: a4, match: {host: api.gw.test, path: /a4}, upstream: shared}\n")
 	if f != nil {
 		t.Fatal(f)
 	}
 	var v VersionDocument
 	w.ask("eu-west", "GET", "/v1/config/versions/latest", nil, &v)
-	for text, want := range map[string]bool{"id: a1": false, "id: a2": false, "id: a3": true, "id: a4": true, "id: b1": true, "id: b2": true, "id: ours": false, "id: theirs": true, "id: shared": true, "id: new": true, "/a1": false} {
+	for text, want := range map[string]bool{"id: a1": false, "id: a2": false, "id: a3": true, "id: a4": true, "id: b1": true, "id: b2": true, "id: ours": false, "id: theirs": true, "id: shared": true, "id: new": true, "id: k": true, "/a1": false} {
 		if strings.Contains(v.Document, text) != want {
 			t.Errorf("%q in the result: %v\n%s", text, !want, v.Document)
 		}
@@ -197,6 +198,7 @@ samples:
 		"another team's id":       {"version: v1\nroutes:\n  - {id: b1, match: {host: api.gw.test, path: /zz}, upstream: shared}\n", "f0.yaml:3: routes[0].id: \"b1\" is taken by a route of \"team-b\""},
 		"a shared upstream":       {"version: v1\nupstreams:\n  - {id: shared, endpoints: [\"127.0.0.1:1\"]}\nroutes:\n  - {id: a1, match: {host: api.gw.test, path: /a1}, upstream: shared}\n", "f0.yaml:3: upstreams[0].id: others use \"shared\""},
 		"another team's path":     {"version: v1\nroutes:\n  - {id: a1, match: {host: api.gw.test, path: /b1}, upstream: shared, owner: team-a}\n", "team-b"},
+		"a key of everybody":      {"version: v1\nidentity_keys:\n  - {id: k, file: g}\n", "f0.yaml:3: identity_keys[0].id: others use \"k\""},
 		"a consumer of everybody": {"version: v1\nconsumers:\n  - {id: acme}\nroutes:\n  - {id: a1, match: {host: api.gw.test, path: /a1}, upstream: shared}\n", "others use \"acme\""},
 	} {
 		if _, f := own(c.doc); f == nil || !strings.Contains(f.Error(), c.say) {
