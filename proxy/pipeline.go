@@ -49,6 +49,7 @@ var stages = [...]step{
 	{record.Policy, payload},     // the size that the request announces
 	{record.Policy, rewrite},     // the path as the upstream knows it
 	{record.Policy, choose},      // upstream of the route, retry rules
+	{record.Policy, withhold},    // what is the gateway's own among what the client sent
 }
 
 // answerStages is the order in which an answer is prepared, the gateway's own as well as an upstream's.

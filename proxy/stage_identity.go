@@ -58,6 +58,12 @@ func decide(x *Exchange) Verdict {
 	return Next
 }
 
+// withhold keeps the session's cookie from the upstream: whoever has it is its user.
+func withhold(x *Exchange) Verdict {
+	x.Request.DropCookie(x.table.program.Withheld(x.match.Route))
+	return Next
+}
+
 // present takes the credentials out of the request; ok is false when there are two of a kind.
 func (x *Exchange) present(p *program.Program, policy *snapshot.Policy, tenant string) (c Credentials, ok bool) {
 	auth, n := x.Request.Only(http1.Authorization)

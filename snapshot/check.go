@@ -26,9 +26,14 @@ func (d *decoder) references() {
 		})
 	}
 	d.signs()
+	secrets := map[string]string{}
+	for i := range d.cfg.Policies {
+		secrets[d.cfg.Policies[i].ID] = d.cfg.Policies[i].Secret()
+	}
 	for i := range d.cfg.Routes {
 		d.identityPolicies(i)
 		d.permits(i)
+		d.secretsOf(i, secrets)
 	}
 }
 

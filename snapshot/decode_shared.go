@@ -20,7 +20,7 @@ var (
 	poolKeys      = []string{"max_connections", "max_pending"}
 	timeoutKeys   = []string{"connect", "response_header", "idle"}
 	tlsKeys       = []string{"ca", "server_name", "client_cert"}
-	jwtKeys       = []string{"issuer", "audience", "jwks", "scopes", "algorithms", "consumer_claim", "max_token_lifetime"}
+	jwtKeys       = []string{"issuer", "audience", "jwks", "scopes", "algorithms", "consumer_claim", "max_token_lifetime", "ignore_cnf"}
 	planKeys      = []string{"id", "rate_per_sec", "quota_per_day", "scope", "on_store_loss"}
 	consumerKeys  = []string{"id", "plan", "api_key_hashes"}
 	tenantKeys    = []string{"id", "hosts", "shard", "class", "limits"}
@@ -230,6 +230,7 @@ func (d *decoder) jwt(n *yaml.Node, p *at) *JWT {
 		}
 	}
 	slices.Sort(j.Algorithms)
+	j.IgnoreCnf = o.bool("ignore_cnf")
 	j.MaxTokenLifetime, _ = o.duration("max_token_lifetime", time.Second, 10*365*24*time.Hour)
 	return j
 }

@@ -179,6 +179,7 @@ type docJWT struct {
 	Algorithms       []string `yaml:"algorithms,omitempty,flow"`
 	ConsumerClaim    string   `yaml:"consumer_claim,omitempty"`
 	MaxTokenLifetime string   `yaml:"max_token_lifetime,omitempty"`
+	IgnoreCnf        bool     `yaml:"ignore_cnf,omitempty"`
 }
 
 type docPlan struct {

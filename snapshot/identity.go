@@ -54,6 +54,9 @@ func (d *decoder) identityKey(n *yaml.Node, s spot, p *at) {
 	}
 	o.needs("a file in the node's directory of secrets, with a private key in PEM", "file")
 	k := IdentityKey{File: o.secret("file")}
+	if !SecretFor("", k.File) {
+		o.wrong("file", strconv.Quote(k.File)+" is a tenant's", "the key signs for all tenants: put it directly into the directory of secrets")
+	}
 	k.ID, ok = d.id(o, kindIdentityKey, s)
 	if text := o.string("sign_from"); text != "" {
 		var err error

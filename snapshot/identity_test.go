@@ -22,6 +22,7 @@ func TestEveryRuleOfIdentityTokensNamesItsFault(t *testing.T) {
 		with("", "{id: k}"):                                             "identity_keys[0].file: is missing",
 		with("", "{file: f}"):                                           "identity_keys[0].id: is missing",
 		with("", "{id: k, file: ../f}"):                                 `identity_keys[0].file: "../f" is not the name of a file`,
+		with("", "{id: k, file: acme/f}"):                               `identity_keys[0].file: "acme/f" is a tenant's`,
 		with("", "{id: k, file: f, key: secret}"):                       "identity_keys[0].key: unknown key",
 		with("", "{id: k, file: f, sign_from: soon}"):                   `identity_keys[0].sign_from: "soon" is not a time`,
 		with("", "{id: k, file: f, sign_from: '1969-01-01T00:00:00Z'}"): "is not a time",

@@ -151,7 +151,7 @@ func formatPolicy(p *Policy) docPolicy {
 
 func formatJWT(p *Policy, into *docPolicy) {
 	j := p.JWT
-	into.JWT = &docJWT{j.Issuer, j.Audience, j.JWKS, j.Scopes, j.Algorithms, j.ConsumerClaim, ""}
+	into.JWT = &docJWT{j.Issuer, j.Audience, j.JWKS, j.Scopes, j.Algorithms, j.ConsumerClaim, "", j.IgnoreCnf}
 	if j.MaxTokenLifetime != 0 {
 		into.JWT.MaxTokenLifetime = Duration(j.MaxTokenLifetime)
 	}

@@ -22,6 +22,8 @@ type Introspection struct {
 	NegativeTTL      time.Duration `json:"negative_ttl,omitempty"` // of one that is not
 	// StaleOK is how much longer a token counts as active that was, while the provider gives no answer; 0 = no longer.
 	StaleOK time.Duration `json:"stale_ok,omitempty"`
+	// IgnoreCnf is as in JWT.
+	IgnoreCnf bool `json:"ignore_cnf,omitempty"`
 	Remote
 }
 
@@ -93,8 +95,8 @@ func (o object) service(key string) string {
 // of his.
 func (o object) secret(key string) string {
 	name := o.string(key)
-	if name != "" && !validID(name) {
-		o.wrong(key, strconv.Quote(clip(name))+" is not the name of a file", "a file in the node's directory of secrets: letters, digits, '.', '_', '-'")
+	if name != "" && !ValidSecret(name) {
+		o.wrong(key, strconv.Quote(clip(name))+" is not the name of a file", "a file in the node's directory of secrets, or TENANT/FILE: letters, digits, '.', '_', '-'")
 	}
 	return name
 }
@@ -109,13 +111,13 @@ func (o object) needs(hint string, keys ...string) {
 }
 
 func decodeIntrospection(d *decoder, n *yaml.Node, p *at, into *Policy) {
-	o, ok := d.object(n, p, append([]string{"url", "client_id", "client_secret_file", "issuer", "audience", "scopes", "consumer_claim", "ttl", "negative_ttl", "stale_ok"}, remoteKeys...))
+	o, ok := d.object(n, p, append([]string{"url", "client_id", "client_secret_file", "issuer", "audience", "scopes", "consumer_claim", "ttl", "negative_ttl", "stale_ok", "ignore_cnf"}, remoteKeys...))
 	if !ok {
 		return
 	}
 	o.needs("an introspection policy needs url, client_id and client_secret_file", "url", "client_id", "client_secret_file")
 	i := &Introspection{URL: o.service("url"), ClientID: o.string("client_id"), ClientSecretFile: o.secret("client_secret_file"), Issuer: o.string("issuer"),
-		Audience: o.string("audience"), Scopes: o.scopes("scopes", maxAuthz), ConsumerClaim: o.string("consumer_claim"), Remote: o.remote()}
+		Audience: o.string("audience"), Scopes: o.scopes("scopes", maxAuthz), ConsumerClaim: o.string("consumer_claim"), IgnoreCnf: o.bool("ignore_cnf"), Remote: o.remote()}
 	i.TTL = o.usual("ttl", defaultIntrospection.TTL, time.Second, 10*time.Minute)
 	i.NegativeTTL = o.usual("negative_ttl", defaultIntrospection.NegativeTTL, 100*time.Millisecond, time.Minute)
 	i.StaleOK, _ = o.duration("stale_ok", 0, maxStaleOK)
@@ -136,6 +138,7 @@ type docIntrospection struct {
 	TTL              string   `yaml:"ttl,omitempty"`
 	NegativeTTL      string   `yaml:"negative_ttl,omitempty"`
 	StaleOK          string   `yaml:"stale_ok,omitempty"`
+	IgnoreCnf        bool     `yaml:"ignore_cnf,omitempty"`
 	docRemote        `yaml:",inline"`
 }
 
@@ -150,5 +153,5 @@ func formatRemote(r Remote) docRemote { return docRemote{optional(r.Timeout), r.
 func formatIntrospection(p *Policy, into *docPolicy) {
 	i := p.Introspection
 	into.Introspection = &docIntrospection{i.URL, i.ClientID, i.ClientSecretFile, i.Issuer, i.Audience, i.Scopes, i.ConsumerClaim,
-		optional(i.TTL), optional(i.NegativeTTL), optional(i.StaleOK), formatRemote(i.Remote)}
+		optional(i.TTL), optional(i.NegativeTTL), optional(i.StaleOK), i.IgnoreCnf, formatRemote(i.Remote)}
 }

@@ -22,19 +22,21 @@ type Session struct {
 	ConsumerClaim string        `json:"consumer_claim,omitempty"`
 	// Origins are those of other sites whose pages may make requests that change something.
 	Origins []string `json:"origins,omitempty"`
+	// ForwardCookie lets the upstream have the cookie; whoever has it is its user.
+	ForwardCookie bool `json:"forward_cookie,omitempty"`
 }
 
 // DefaultSessionAge bounds a session whose policy says nothing.
 const DefaultSessionAge = 12 * time.Hour
 
 func decodeSession(d *decoder, n *yaml.Node, p *at, into *Policy) {
-	o, ok := d.object(n, p, []string{"cookie", "keys_file", "mode", "max_age", "issuer", "scopes", "consumer_claim", "origins"})
+	o, ok := d.object(n, p, []string{"cookie", "keys_file", "mode", "max_age", "issuer", "scopes", "consumer_claim", "origins", "forward_cookie"})
 	if !ok {
 		return
 	}
 	o.needs("a session policy needs cookie and keys_file", "cookie", "keys_file")
 	s := &Session{Cookie: o.string("cookie"), KeysFile: o.secret("keys_file"), Issuer: o.string("issuer"), Scopes: o.scopes("scopes", maxAuthz),
-		ConsumerClaim: o.string("consumer_claim"), Origins: o.strings("origins", 64)}
+		ConsumerClaim: o.string("consumer_claim"), Origins: o.strings("origins", 64), ForwardCookie: o.bool("forward_cookie")}
 	if s.Cookie != "" && (len(s.Cookie) > 128 || strings.ContainsFunc(s.Cookie, notToken)) {
 		o.wrong("cookie", strconv.Quote(clip(s.Cookie))+" is not the name of a cookie", "such as __Host-session")
 	}
@@ -67,11 +69,12 @@ type docSession struct {
 	Scopes        []string `yaml:"scopes,omitempty,flow"`
 	ConsumerClaim string   `yaml:"consumer_claim,omitempty"`
 	Origins       []string `yaml:"origins,omitempty,flow"`
+	ForwardCookie bool     `yaml:"forward_cookie,omitempty"`
 }
 
 func formatSession(p *Policy, into *docPolicy) {
 	s := p.Session
-	into.Session = &docSession{s.Cookie, s.KeysFile, "", optional(s.MaxAge), s.Issuer, s.Scopes, s.ConsumerClaim, s.Origins}
+	into.Session = &docSession{s.Cookie, s.KeysFile, "", optional(s.MaxAge), s.Issuer, s.Scopes, s.ConsumerClaim, s.Origins, s.ForwardCookie}
 	if s.Signed {
 		into.Session.Mode = "signed"
 	}

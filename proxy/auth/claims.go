@@ -15,6 +15,13 @@ func who(m map[string]any, consumer string, id *Identity) bool {
 	return ok && text(m, "jti", &id.TokenID) && scopes(m, id)
 }
 
+// bound says whether the claims are those of whoever holds a key (RFC 7800, RFC 8705 section 3): shown without a proof, which
+// nobody asks for here, they say nothing.
+func bound(m map[string]any) bool {
+	_, is := m["cnf"]
+	return is
+}
+
 // permitted says whether the identity has all of the scopes that its policy wants.
 func permitted(id *Identity, wanted []string) reason.Reason {
 	if !all(wanted, id.Scopes) {

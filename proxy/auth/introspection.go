@@ -116,5 +116,8 @@ func (v *Introspector) meant(m map[string]any, id *Identity) bool {
 			return false
 		}
 	}
+	if bound(m) && !v.policy.IgnoreCnf {
+		return false
+	}
 	return v.policy.Audience == "" || names(m["aud"], v.policy.Audience)
 }

@@ -26,6 +26,7 @@ func TestAnswersOfProvidersAreJudgedStrictly(t *testing.T) {
 		"no audience":             {`{"active":true,"sub":"alice","client_id":"acme","scope":"orders"}`, reason.TokenInvalid, false},
 		"a refresh token":         {`{` + strings.Replace(good, `Bearer`, `refresh_token`, 1) + `}`, reason.TokenInvalid, false},
 		"needs a proof":           {`{` + strings.Replace(good, `Bearer`, `DPoP`, 1) + `}`, reason.TokenInvalid, false},
+		"bound to a key":          {`{` + good + `,"cnf":{"x5t#S256":"x"}}`, reason.TokenInvalid, false},
 		"bearer in small letters": {`{` + strings.Replace(good, `Bearer`, `bearer`, 1) + `}`, reason.None, false},
 		"without its consumer":    {`{` + strings.Replace(good, `client_id`, `client`, 1) + `}`, reason.TokenInvalid, false},
 		"without its scope":       {`{` + strings.Replace(good, `orders`, `reads`, 1) + `}`, reason.ScopeMissing, false},
@@ -53,6 +54,11 @@ func TestAnswersOfProvidersAreJudgedStrictly(t *testing.T) {
 	r, _ := NewIntrospector(p).Judge([]byte(`{`+good+`,"exp":1800000060}`), now)
 	if id := r.Identity; id.Subject != "alice" || id.Consumer != "acme" || id.Issuer != "i" || id.TokenID != "j" || len(id.Scopes) != 2 || !id.Until.Equal(now.Add(time.Minute)) {
 		t.Errorf("%+v", id)
+	}
+	unbound := p
+	unbound.IgnoreCnf = true
+	if r, err := NewIntrospector(unbound).Judge([]byte(`{`+good+`,"cnf":{}}`), now); err != nil || r.Reason != reason.None {
+		t.Errorf("bound, and nobody minds: %+v %v", r, err)
 	}
 	other := p
 	other.Audience = "b"

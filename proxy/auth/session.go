@@ -41,6 +41,9 @@ func (v *Sessions) Judge(claims []byte, now time.Time) Result {
 	if err != nil {
 		return Result{Reason: reason.TokenInvalid}
 	}
+	if bound(m) {
+		return Result{Reason: reason.TokenInvalid}
+	}
 	id := &Identity{Issuer: v.policy.Issuer}
 	if iss, named := m["iss"]; named || v.policy.Issuer != "" {
 		if s, ok := iss.(string); !ok || v.policy.Issuer != "" && s != v.policy.Issuer {

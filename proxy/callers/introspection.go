@@ -109,7 +109,7 @@ func (o *opaqueTokens) ask(v *auth.Introspector, key memo.Key, token string, c *
 	if o.services == nil || o.secrets == nil {
 		return nil
 	}
-	secret := o.secrets.Get(rule.ClientSecretFile)
+	secret := o.secrets.Get(c.Tenant, rule.ClientSecretFile)
 	if secret == nil {
 		return nil
 	}

@@ -29,7 +29,7 @@ func (a *Authenticator) session(c *proxy.Credentials, id *proxy.Identity, now ti
 	case v == nil || a.tokens.secrets == nil:
 		return reason.AuthUnavailable
 	}
-	secret := a.tokens.secrets.Get(c.Policy.Session.KeysFile)
+	secret := a.tokens.secrets.Get(c.Tenant, c.Policy.Session.KeysFile)
 	if secret == nil {
 		return reason.AuthUnavailable
 	}

@@ -169,7 +169,7 @@ var errAnswer = errors.New("decide: the service did not answer 200 with JSON")
 func (d *Decisions) ask(c *Case, key memo.Key) *ask.Flight[bool] {
 	bearer := ""
 	if name := c.Policy.SecretFile; name != "" {
-		secret := d.secrets.Get(name)
+		secret := d.secrets.Get(c.Tenant, name)
 		if secret == nil {
 			return nil
 		}

@@ -39,15 +39,20 @@ func TestSessionsHoldOnEveryEngineAndProtocol(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	told, err := keys.Seal(session.Scope{Tenant: "default", Policy: "told", Cookie: "s", Encrypted: true},
+		fmt.Appendf(nil, `{"sub":"alice","iat":%d,"exp":%d}`, time.Now().Unix()-10, time.Now().Unix()+3600), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
 	up := func() (string, chan string) {
 		seen := make(chan string, 10)
-		return handler(t, func(http.ResponseWriter, *http.Request) { seen <- "" }), seen
+		return handler(t, func(_ http.ResponseWriter, r *http.Request) { seen <- fmt.Sprintf("%q", r.Header["Cookie"]) }), seen
 	}
 	document := `
 version: v1
-routes: [{id: web, match: {host: a.example, path: /web}, upstream: up, auth: web}]
+routes: [{id: web, match: {host: a.example, path: /web}, upstream: up, auth: web}, {id: told, match: {host: a.example, path: /told}, upstream: up, auth: told}]
 upstreams: [{id: up, endpoints: ["UP"]}]
-policies: [{id: web, session: {cookie: s, keys_file: k, origins: ["https://friend.example"]}}]
+policies: [{id: web, session: {cookie: s, keys_file: k, origins: ["https://friend.example"]}}, {id: told, session: {cookie: s, keys_file: k, forward_cookie: true}}]
 `
 	for name, ask := range ways(t, up, setup{document: document, silent: true, auth: callers.NewAuthenticator(callers.Sources{Secrets: store}, time.Now())}) {
 		t.Run(name, func(t *testing.T) {
@@ -60,7 +65,12 @@ policies: [{id: web, session: {cookie: s, keys_file: k, origins: ["https://frien
 				}
 			}
 			holds("GET", "401 token_missing")
-			holds("GET", "200 upstream", "Cookie", "a=b; s="+cookie)
+			holds("GET", `200 upstream: ["a=b"]`, "Cookie", "a=b; s="+cookie)
+			holds("GET", `200 upstream: ["a=b; c=d"]`, "Cookie", "a=b; s="+cookie+"; c=d")
+			holds("GET", "200 upstream: []", "Cookie", "s="+cookie)
+			if got := ask(sample{method: "GET", target: "/told", fields: []string{"Cookie", "a=b; s=" + told}}); !strings.Contains(got, "a=b; s="+told) {
+				t.Errorf("forward_cookie: %s", got)
+			}
 			holds("GET", "401 token_invalid", "Cookie", "s="+cookie[:len(cookie)-2])
 			holds("GET", "401 token_invalid", "Cookie", "s="+cookie+"; s="+cookie)
 			holds("POST", "200 upstream", "Cookie", "s="+cookie)

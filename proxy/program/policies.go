@@ -43,6 +43,17 @@ func (p *Program) Decision(r *Route) *snapshot.Decision {
 	return p.Policies[r.Decision].Decision
 }
 
+// Withheld is the cookie that upstreams of a route don't get; empty = they get all.
+func (p *Program) Withheld(r *Route) string {
+	if r.Policy < 0 {
+		return ""
+	}
+	if s := p.Policies[r.Policy].Session; s != nil && !s.ForwardCookie {
+		return s.Cookie
+	}
+	return ""
+}
+
 // PoliciesDigest differs between programs of other policies or consumers.
 func (p *Program) PoliciesDigest() string { return string(p.callers) }
 

@@ -1,9 +1,10 @@
-// Package secrets reads what documents name and must not hold: files in one directory of the node. They are read when a program
+// Package secrets reads what documents name and must not hold: files in one directory of the node, or in one directory below it
+// that is named after a tenant, whose requests alone may make use of them. They are read when a program
 // begins to need them and again every five seconds, so that a rotation needs neither a restart nor a publication.
 //
 //	store := secrets.New(dir, log)
 //	err := store.Want([]secrets.Need{secrets.Text("idp.secret")}) // all there, or an error that names the file
-//	s := store.Get("idp.secret")                                  // nil = not wanted
+//	s := store.Get("acme", "idp.secret")                          // nil = not wanted, or another tenant's
 //
 // A file that goes bad or away leaves what was read in use and is said once in the log. What a file holds is never in an error.
 package secrets
@@ -22,6 +23,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/cellgate/cellgate/snapshot"
 )
 
 // MaxFile bounds a file in bytes.
@@ -63,8 +66,14 @@ func New(dir string, log *slog.Logger) *Store {
 	return s
 }
 
-// Get is the secret of that name; nil when Want has not been told of it.
-func (s *Store) Get(name string) *Secret { return (*s.current.Load())[name] }
+// Get is the secret of that name, for a request of the tenant; nil when Want has not been told of it, or it is for another
+// tenant. It doesn't allocate.
+func (s *Store) Get(tenant, name string) *Secret {
+	if !snapshot.SecretFor(tenant, name) {
+		return nil
+	}
+	return (*s.current.Load())[name]
+}
 
 // Check says whether all could be had, without keeping any.
 func (s *Store) Check(needs []Need) error {
@@ -156,7 +165,7 @@ func (s *Store) read(n Need) (*Secret, error) {
 	if s.dir == "" {
 		return nil, fmt.Errorf("secrets: %s: this node has no directory of secrets", n.Name)
 	}
-	if n.Name != filepath.Base(n.Name) || n.Name == "." || n.Name == ".." {
+	if !snapshot.ValidSecret(n.Name) {
 		return nil, fmt.Errorf("secrets: %q is not the name of a file", n.Name)
 	}
 	f, err := os.OpenFile(filepath.Join(s.dir, n.Name), os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe would keep us

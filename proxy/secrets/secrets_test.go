@@ -26,33 +26,33 @@ func TestSecretsAreReadRenewedAndForgotten(t *testing.T) {
 	var said bytes.Buffer
 	s := New(dir, slog.New(slog.NewTextHandler(&said, nil)))
 	put(t, dir, "a", "one\n")
-	if err := s.Check([]Need{Text("a")}); err != nil || s.Get("a") != nil {
-		t.Errorf("checked: %v, kept %v", err, s.Get("a") != nil)
+	if err := s.Check([]Need{Text("a")}); err != nil || s.Get("t", "a") != nil {
+		t.Errorf("checked: %v, kept %v", err, s.Get("t", "a") != nil)
 	}
-	if err := s.Want([]Need{Text("a")}); err != nil || s.Get("a").Value != "one" {
+	if err := s.Want([]Need{Text("a")}); err != nil || s.Get("t", "a").Value != "one" {
 		t.Fatal(err)
 	}
-	if err := s.Want([]Need{Text("a"), Text("b")}); err == nil || !strings.Contains(err.Error(), "b") || s.Get("a") == nil {
+	if err := s.Want([]Need{Text("a"), Text("b")}); err == nil || !strings.Contains(err.Error(), "b") || s.Get("t", "a") == nil {
 		t.Errorf("one is missing: %v", err)
 	}
 	put(t, dir, "a", "two")
-	if s.Reload(); s.Get("a").Value != "two" {
-		t.Errorf("not renewed: %v", s.Get("a").Value)
+	if s.Reload(); s.Get("t", "a").Value != "two" {
+		t.Errorf("not renewed: %v", s.Get("t", "a").Value)
 	}
 	put(t, dir, "a", "hid\x00den")
 	for range 3 {
 		s.Reload()
 	}
-	if s.Get("a").Value != "two" || strings.Count(said.String(), "refused") != 1 {
-		t.Errorf("a bad file: %v\n%s", s.Get("a").Value, said.String())
+	if s.Get("t", "a").Value != "two" || strings.Count(said.String(), "refused") != 1 {
+		t.Errorf("a bad file: %v\n%s", s.Get("t", "a").Value, said.String())
 	}
-	if err := s.Want([]Need{Text("a")}); err != nil || s.Get("a").Value != "two" {
+	if err := s.Want([]Need{Text("a")}); err != nil || s.Get("t", "a").Value != "two" {
 		t.Errorf("what was read is not in use: %v", err)
 	}
 	if strings.Contains(said.String(), "hid") || strings.Contains(said.String(), "two") {
 		t.Errorf("the log tells: %s", said.String())
 	}
-	if err := s.Want(nil); err != nil || s.Get("a") != nil {
+	if err := s.Want(nil); err != nil || s.Get("t", "a") != nil {
 		t.Error("not forgotten")
 	}
 }
@@ -70,7 +70,7 @@ func TestWhatIsNoSecretIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := New(dir, slog.New(slog.DiscardHandler))
-	for _, name := range []string{"empty", "lines", "large", "folder", "pipe", "missing", "../x", "a/b", "", ".", ".."} {
+	for _, name := range []string{"empty", "lines", "large", "folder", "pipe", "missing", "../x", "a/b", "", ".", "..", "folder/../fine", "folder/x/y", "/fine", "folder/"} {
 		if err := s.Want([]Need{Text(name)}); err == nil {
 			t.Errorf("%q is a secret", name)
 		}
@@ -82,5 +82,30 @@ func TestWhatIsNoSecretIsRefused(t *testing.T) {
 	}
 	if err := New("", slog.New(slog.DiscardHandler)).Want([]Need{Text("fine")}); err == nil || !strings.Contains(err.Error(), "directory") {
 		t.Errorf("without a directory: %v", err)
+	}
+}
+
+// A tenant's secrets are its requests' alone; those without a tenant are everybody's.
+func TestASecretIsForItsTenantAlone(t *testing.T) {
+	dir := t.TempDir()
+	put(t, dir, "all", "x")
+	if err := os.Mkdir(filepath.Join(dir, "acme"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	put(t, filepath.Join(dir, "acme"), "own", "y")
+	s := New(dir, slog.New(slog.DiscardHandler))
+	if err := s.Want([]Need{Text("all"), Text("acme/own")}); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		tenant, name string
+		has          bool
+	}{{"acme", "all", true}, {"other", "all", true}, {"acme", "acme/own", true}, {"other", "acme/own", false}, {"", "acme/own", false}, {"acme/own", "acme/own", false}} {
+		if has := s.Get(c.tenant, c.name) != nil; has != c.has {
+			t.Errorf("%q gets %s: %v", c.tenant, c.name, has)
+		}
+	}
+	if n := testing.AllocsPerRun(100, func() { s.Get("acme", "acme/own") }); n > 0 {
+		t.Errorf("%v allocations", n)
 	}
 }

@@ -1,6 +1,7 @@
 package contract
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -50,7 +51,8 @@ func secretsDir(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
 	for name, text := range files {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+		file := filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, []byte(text), 0o600)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -111,9 +113,13 @@ func TestOneQuestionServesAllWhoWaitForIt(t *testing.T) {
 	doc := harness.WriteFile(t, "doc.yaml", fmt.Sprintf(`version: v1
 routes: [{id: orders, match: {host: api.example.com, path: /v1/orders}, upstream: orders, auth: opaque}]
 upstreams: [{id: orders, endpoints: [%q]}]
-policies: [{id: opaque, introspection: {url: %q, client_id: gw, client_secret_file: idp.secret, timeout: 1s}}]
+policies: [{id: opaque, introspection: {url: %q, client_id: gw, client_secret_file: default/idp.secret, timeout: 1s}}]
 `, backend(t), idp.URL))
-	d := harness.Start(t, "proxy", "serve", "--document", doc, "--http", addr, "--secrets", secretsDir(t, map[string]string{"idp.secret": "s3cret/"}))
+	foreign := harness.WriteFile(t, "foreign.yaml", strings.Replace(read(t, doc), "default/", "acme/", 1))
+	if out := run(t, "regionctl", "config", "validate", foreign, "--allow-upstreams", "127.0.0.0/8"); out.Code != 1 || !strings.Contains(out.Stdout, `foreign.yaml:2: routes[0].auth: policy "opaque" names the secret "acme/idp.secret", and the route is of tenant "default"`) {
+		t.Errorf("another tenant's secret: %+v", out)
+	}
+	d := harness.Start(t, "proxy", "serve", "--document", doc, "--http", addr, "--secrets", secretsDir(t, map[string]string{"default/idp.secret": "s3cret/"}))
 	d.WaitHTTP("http://"+addr+"/.well-known/cellgate/ready", 200)
 	var wg sync.WaitGroup
 	for range 20 {

@@ -3,6 +3,7 @@ package contract
 import (
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -29,13 +30,15 @@ func TestSessionsAreSealedOpenedAndRotated(t *testing.T) {
 		}
 		return strings.TrimSpace(out.Stdout)
 	}
+	up := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprintf(w, "cookies %q", r.Header["Cookie"]) }))
+	t.Cleanup(up.Close)
 	addr := harness.FreeAddr(t)
 	doc := harness.WriteFile(t, "doc.yaml", fmt.Sprintf(`version: v1
 routes: [{id: orders, match: {host: api.example.com, path: /v1/orders}, upstream: orders, auth: web}]
 upstreams: [{id: orders, endpoints: [%q]}]
 policies: [{id: web, session: {cookie: __Host-s, keys_file: session.keys}}]
 tenants: [{id: shop, hosts: [api.example.com]}]
-`, backend(t)))
+`, strings.TrimPrefix(up.URL, "http://")))
 	d := harness.Start(t, "proxy", "serve", "--document", doc, "--http", addr, "--secrets", dir)
 	d.WaitHTTP("http://"+addr+"/.well-known/cellgate/ready", 200)
 	holds := func(method, cookie string, status int, reason string, fields ...string) {
@@ -46,6 +49,9 @@ tenants: [{id: shop, hosts: [api.example.com]}]
 		}
 	}
 	first := seal()
+	if res := askAs(t, http.DefaultClient, "GET", "http://"+addr+"/v1/orders", "Cookie", "a=b; __Host-s="+first+"; c=d"); res.body != `cookies ["a=b; c=d"]` {
+		t.Errorf("the upstream gets %s", res.body)
+	}
 	holds("GET", first, 200, "")
 	holds("POST", first, 200, "")
 	holds("POST", first, 403, "cross_site", "Origin", "https://evil.example")

@@ -36,7 +36,7 @@ func (h home) bootFile(process string) string {
 
 // create makes the directory and its parts, readable by their owner only.
 func (h home) create() error {
-	for _, d := range []string{"", "boot", "keys", "data", "logs"} {
+	for _, d := range []string{"", "boot", "keys", "data", "logs", "secrets"} {
 		if err := os.MkdirAll(h.path(d), 0o700); err != nil {
 			return fmt.Errorf("world directory: %w", err)
 		}
