@@ -243,6 +243,9 @@ func (r *Errand) gone() bool {
 
 func (r *Errand) head(length int64, none bool) {
 	block := relay.AppendBlock(nil, r.x, length)
+	if relay.Trails(r.x, length, none) {
+		length = -1
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.answer.Status, r.answer.Block, r.answer.Length, r.answer.None = r.x.Status, block, length, none

@@ -193,6 +193,9 @@ func (s *stream) head(length int64, none bool) {
 	defer q.unlock(false)
 	if q.codec.BeginHead(&s.Stream, s.x.Status) {
 		q.codec.PutBlock(func(dst []byte) []byte { return relay.AppendBlock(dst, s.x, length) })
+		if relay.Trails(s.x, length, none) {
+			length = -1 // the body's last frame doesn't end the stream
+		}
 		q.codec.EndHead(&s.Stream, length, none)
 	}
 	if s.old || s.x.Draining() {

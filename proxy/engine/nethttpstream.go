@@ -169,7 +169,7 @@ func (s *stdStream) head(length int64, none bool) {
 	h := s.w.Header()
 	h["Content-Type"], h["Date"] = nil, nil // what the upstream doesn't say isn't said
 	s.x.EachField(func(name, value string) { h.Add(strings.Clone(name), strings.Clone(value)) })
-	if length >= 0 && s.x.Status != 204 {
+	if length >= 0 && s.x.Status != 204 && (s.r.ProtoMajor > 1 || !relay.InChunks(s.x, length, none)) {
 		h["Content-Length"] = []string{strconv.FormatInt(length, 10)}
 	}
 	if s.old || s.x.Draining() || s.x.Closing && s.r.ProtoMajor == 1 { // a request that wasn't read whole hinders no other stream

@@ -75,6 +75,9 @@ func mirror(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("X-Seen", fmt.Sprint(r.Proto, " ", r.Method, " ", r.Host, " ", r.RequestURI, " te=", r.Header.Get("Te"), " for=", r.Header.Get("X-Forwarded-For") != "", " length=", r.ContentLength))
 	w.Header().Set("X-Left", r.Header.Get("Grpc-Timeout"))
 	w.Header().Set("Trailer", "X-Sum")
+	if r.URL.Path == "/counted" {
+		w.Header().Set("Content-Length", strconv.FormatInt(r.ContentLength, 10))
+	}
 	w.WriteHeader(200)
 	_ = http.NewResponseController(w).Flush()
 	n, _ := io.Copy(w, r.Body)
@@ -97,6 +100,12 @@ func TestRequestsReachUpstreamsOverHTTP2(t *testing.T) {
 		}
 		if seen := res.Header.Get("X-Seen"); seen != "HTTP/2.0 POST a.example /x?y te=trailers for=true length=-1" {
 			t.Errorf("%s", seen)
+		}
+		for range 2 { // the connection is in order behind it
+			res, err = c.Post(scheme+"://a.example/counted", "", strings.NewReader("hello"))
+			if body := read(t, res, err); body != "hello" || res.Trailer.Get("X-Sum") != "5" {
+				t.Errorf("an answer of known length: %q %v", body, res.Trailer)
+			}
 		}
 		for _, method := range []string{"GET", "HEAD", "POST"} {
 			req, _ := http.NewRequest(method, scheme+"://a.example/z", nil)

@@ -114,7 +114,7 @@ func AppendHead(dst []byte, x *proxy.Exchange, length int64, none bool) ([]byte,
 	dst = x.AppendFields(http1.AppendStatusLine(dst, x.Status))
 	switch {
 	case x.Status == 204: // ends with its head, whoever makes it, and frames nothing (RFC 9112, sections 6.1 and 6.3)
-	case length >= 0:
+	case length >= 0 && !InChunks(x, length, none):
 		dst = append(dst, "Content-Length: "...)
 		dst = strconv.AppendInt(dst, length, 10)
 		dst = append(dst, "\r\n"...)
@@ -131,6 +131,21 @@ func AppendHead(dst []byte, x *proxy.Exchange, length int64, none bool) ([]byte,
 		dst = append(dst, "Connection: keep-alive\r\n"...)
 	}
 	return append(dst, "\r\n"...), f
+}
+
+// Trails says whether trailers may follow a body of known length, as they may from an HTTP/2 upstream (CASES G11).
+func Trails(x *proxy.Exchange, length int64, none bool) bool {
+	return length > 0 && !none && x.Upstream != nil && x.Pool.Multiplexed()
+}
+
+// InChunks says whether an HTTP/1.1 client gets such a body in chunks, behind which alone there are trailers: those that were
+// announced (CASES G19).
+func InChunks(x *proxy.Exchange, length int64, none bool) bool {
+	if x.Request.Minor == 0 || !Trails(x, length, none) {
+		return false
+	}
+	_, announced := x.Upstream.Find("trailer")
+	return announced
 }
 
 // Answer says what AppendHead needs to know of an upstream's answer: the length to announce, and whether none follows.
