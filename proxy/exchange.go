@@ -10,6 +10,7 @@ import (
 	"github.com/cellgate/cellgate/proxy/balance"
 	"github.com/cellgate/cellgate/proxy/claims"
 	decisions "github.com/cellgate/cellgate/proxy/decide"
+	"github.com/cellgate/cellgate/proxy/hops"
 	"github.com/cellgate/cellgate/proxy/http1"
 	"github.com/cellgate/cellgate/proxy/path"
 	"github.com/cellgate/cellgate/proxy/program"
@@ -71,10 +72,7 @@ type Exchange struct {
 	grpcTimeout bool          // it was given in gRPC's form
 
 	// Written by: admit. Who sent the request, and how, by the word of trusted proxies in between.
-	client     netip.Addr
-	clientText string
-	https      bool
-	clientRoom [45]byte
+	from hops.Sender
 
 	// Written by: target.
 	host  string
@@ -170,7 +168,7 @@ func (x *Exchange) Fail(why reason.Reason) {
 // Refuse answers a request whose head could not be read. Nothing of the head is used.
 func (x *Exchange) Refuse(why reason.Reason) {
 	x.newID()
-	x.direct()
+	x.from.Direct(x.Peer, x.PeerText, x.TLS)
 	x.table, x.Closing = x.server.table.Load(), true
 	x.Deadline = x.Start.Add(snapshot.DefaultTimeout)
 	x.Request.Blank()

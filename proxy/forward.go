@@ -70,8 +70,8 @@ func (x *Exchange) AppendOwn(dst []byte, now time.Time) []byte {
 }
 
 func (x *Exchange) appendForwarding(dst []byte) []byte {
-	dst = http1.AppendLine(dst, "X-Forwarded-For", x.clientText)
-	if x.https {
+	dst = http1.AppendLine(dst, "X-Forwarded-For", x.from.Text)
+	if x.from.HTTPS {
 		dst = append(dst, "X-Forwarded-Proto: https\r\n"...)
 	} else {
 		dst = append(dst, "X-Forwarded-Proto: http\r\n"...)

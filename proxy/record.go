@@ -9,8 +9,8 @@ import (
 // record tells the recorders what the exchange came to.
 func (x *Exchange) record(now time.Time) {
 	r := &x.rec
-	*r = Record{Start: x.Start, Total: now.Sub(x.Start), Upstream: x.Waited, RequestID: x.ID(), Peer: x.client, Protocol: x.Protocol,
-		TLS: x.https, Method: text(x.Request.Method()), Host: x.host, Path: string(x.path), Status: x.Status, Reason: x.Reason,
+	*r = Record{Start: x.Start, Total: now.Sub(x.Start), Upstream: x.Waited, RequestID: x.ID(), Peer: x.from.Client, Protocol: x.Protocol,
+		TLS: x.from.HTTPS, Method: text(x.Request.Method()), Host: x.host, Path: string(x.path), Status: x.Status, Reason: x.Reason,
 		Tenant: x.match.Tenant, Attempts: x.Attempts, User: x.identity.User, Consumer: x.identity.Consumer,
 		BytesIn: x.BytesIn, BytesOut: x.BytesOut, Truncated: x.Truncated, Handed: x.handed, Stayed: x.Stayed, Via: x.Via, Cold: x.Cold || x.Parked || x.credentials.Fresh,
 		Tries: x.Trail.Ended(), Passed: x.passed, Timed: x.watch.On && x.at > 0, Parts: x.watch.Parts, Trace: x.Trace, Outside: x.Outside}

@@ -156,7 +156,7 @@ func (s *Server) Acquire() *Exchange {
 // Release takes the exchange back; the engine must not touch it any more.
 func (s *Server) Release(x *Exchange) {
 	x.leave(x.now)
-	x.PeerText, x.clientText, x.Via, x.AltSvc, x.Certificates = "", "", "", "", nil
+	x.PeerText, x.from.Text, x.Via, x.AltSvc, x.Certificates = "", "", "", "", nil
 	x.Request.Blank() // it may refer to a buffer that is someone else's from now on
 	s.exchanges.Put(x)
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/hex"
 	"math/rand/v2"
 
-	"github.com/cellgate/cellgate/proxy/hops"
 	"github.com/cellgate/cellgate/proxy/http1"
 	"github.com/cellgate/cellgate/proxy/tracecontext"
 	"github.com/cellgate/cellgate/reason"
@@ -23,16 +22,16 @@ func admit(x *Exchange) Verdict {
 	x.newID()
 	x.table = x.server.table.Load()
 	x.Deadline = x.Start.Add(snapshot.DefaultTimeout)
-	x.direct()
+	x.from.Direct(x.Peer, x.PeerText, x.TLS)
 	trusted := x.Via != "" || x.server.opts.Trusted.Has(x.Peer)
 	switch {
 	case x.Via != "":
-		if !x.adopt() {
+		if !x.from.HandedOn(&x.Request.Head, x.id[:]) {
 			x.Closing = true
 			return x.refuse(reason.BadRequest)
 		}
 	case trusted:
-		x.behind(x.server.opts.Trusted)
+		x.from.Behind(x.server.opts.Trusted, &x.Request.Head)
 	}
 	x.trace(trusted)
 	switch extended := len(x.Request.Protocol()) > 0; {
@@ -52,19 +51,6 @@ func admit(x *Exchange) Verdict {
 		return x.refuse(reason.Draining)
 	}
 	return Next
-}
-
-// direct takes whoever is at the other end of the connection for the client.
-func (x *Exchange) direct() { x.client, x.clientText, x.https = x.Peer, x.PeerText, x.TLS }
-
-// behind takes a trusted proxy's word on who the client is, and whether it came by TLS.
-func (x *Exchange) behind(t hops.Trusted) {
-	if c := t.Client(x.Peer, &x.Request.Head); c != x.Peer {
-		x.client, x.clientText = c, text(c.AppendTo(x.clientRoom[:0]))
-	}
-	if https, ok := hops.HTTPS(&x.Request.Head); ok {
-		x.https = https
-	}
 }
 
 // trace goes on with the trace of a trusted proxy, sampled or not as it says, and begins one for everybody else, of the request

@@ -34,7 +34,7 @@ func choose(x *Exchange) Verdict {
 	}
 	x.Pool.Budget.Original(x.Start)
 	if h := x.Pool.Hashed(); h.On != upstream.ByNothing {
-		x.Key = cmp.Or(h.Key(x.client, cmp.Or(x.identity.Consumer, x.identity.User), &x.Request.Head), rand.Uint64())
+		x.Key = cmp.Or(h.Key(x.from.Client, cmp.Or(x.identity.Consumer, x.identity.User), &x.Request.Head), rand.Uint64())
 	}
 	return Next
 }

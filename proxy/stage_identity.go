@@ -41,13 +41,12 @@ func authenticate(x *Exchange) Verdict {
 
 // decide asks the service that the route names, if it does, whether the request may pass (G6).
 func decide(x *Exchange) Verdict {
-	p, m := x.table.program.Decision(x.match.Route), &x.match
+	p, asked := x.table.program.Decision(x.match.Route), x.decision.Asked
 	if p == nil {
 		return Next
 	}
-	x.decision = decisions.Case{Policy: p, Policies: x.table.program.PoliciesDigest(), Head: &x.Request.Head, Peer: x.client, Tenant: m.Tenant, Route: m.Route.ID,
-		Method: text(x.Request.Method()), Host: x.host, Path: string(x.path), Query: x.query, Client: x.clientText, User: x.identity.User,
-		Consumer: x.identity.Consumer, Issuer: x.identity.Issuer, Facts: x.identity.Facts, Asked: x.decision.Asked}
+	x.decision = x.Case(p)
+	x.decision.Asked = asked
 	why, wait := x.server.opts.Decisions.Decide(&x.decision, x.now)
 	if x.wait = wait; wait != nil {
 		return Park
@@ -64,11 +63,18 @@ func withhold(x *Exchange) Verdict {
 	return Next
 }
 
+// Case is the exchange as a service sees it that decides about it.
+func (x *Exchange) Case(p *snapshot.Decision) decisions.Case {
+	return decisions.Case{Policy: p, Policies: x.table.program.PoliciesDigest(), Head: &x.Request.Head, Peer: x.from.Client, Tenant: x.match.Tenant, Route: x.match.Route.ID,
+		Method: text(x.Request.Method()), Host: x.host, Path: string(x.path), Query: x.query, Client: x.from.Text, User: x.identity.User,
+		Consumer: x.identity.Consumer, Issuer: x.identity.Issuer, Facts: x.identity.Facts}
+}
+
 // present takes the credentials out of the request; ok is false when there are two of a kind.
 func (x *Exchange) present(p *program.Program, policy *snapshot.Policy, tenant string) (c Credentials, ok bool) {
 	auth, n := x.Request.Only(http1.Authorization)
 	key, m := x.Request.Only(http1.APIKey)
-	c = Credentials{Program: p, Policy: policy, Tenant: tenant, Authorization: auth, APIKey: key, Peer: x.client, Certificate: x.Certificates}
+	c = Credentials{Program: p, Policy: policy, Tenant: tenant, Authorization: auth, APIKey: key, Peer: x.from.Client, Certificate: x.Certificates}
 	if s := policy.Session; s != nil {
 		c.Session = session.Read(&x.Request, s.Cookie, s.Origins)
 	}

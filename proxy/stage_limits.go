@@ -47,7 +47,7 @@ func (x *Exchange) caller() string {
 	if id := cmp.Or(x.identity.User, x.identity.Consumer); id != "" {
 		return id
 	}
-	return identity.Address(x.client, x.clientText)
+	return identity.Address(x.from.Client, x.from.Text)
 }
 
 // MaxBody bounds a request body (F5).

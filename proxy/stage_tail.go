@@ -5,7 +5,6 @@ import (
 
 	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/proxy/balance"
-	"github.com/cellgate/cellgate/proxy/hops"
 	"github.com/cellgate/cellgate/proxy/http1"
 	"github.com/cellgate/cellgate/proxy/reply"
 	"github.com/cellgate/cellgate/proxy/retry"
@@ -42,7 +41,7 @@ func tail(x *Exchange) Verdict {
 		}
 		return Next
 	}
-	pool := (*t).Pool(x.host, x.client)
+	pool := (*t).Pool(x.host, x.from.Client)
 	if pool == nil || x.table.program.Certified(x.match.Route) { // nobody but this node has seen the client's certificate
 		return Next
 	}
@@ -68,13 +67,6 @@ func (x *Exchange) Stay() {
 func (x *Exchange) TurnedAway(res *http1.Response) bool {
 	why, _ := res.Find("x-cellgate-reason")
 	return x.handed && (string(why) == reason.ForwardRefused.String() || string(why) == reason.Draining.String())
-}
-
-// adopt takes over what the proxy that handed the request on says of it: who the client is, how it came, its id.
-// The client could not have said it: that proxy builds these fields anew (see AppendRequest).
-func (x *Exchange) adopt() (ok bool) {
-	x.client, x.clientText, x.https, ok = hops.Handed(&x.Request.Head, x.id[:])
-	return ok
 }
 
 // passReason gives the client the reason for which the cell that has the request answered itself. From an upstream the

@@ -53,9 +53,9 @@ func (p *Policy) Shadow() bool { return p.Mode == ModeShadow }
 // sinceShadow is the least form of reader that knows the mode: an older one would enforce the policy.
 const sinceShadow = 7
 
-// tried says whether policies of the kind may be in shadow mode: those that can give a verdict at once, and change nothing else.
+// tried says whether policies of the kind may be in shadow mode: those that give a verdict, and change nothing else.
 func (k *policyKind) tried() bool {
-	return slices.Contains([]string{"jwt", "api_key", "authz", "cors", "mtls"}, k.name)
+	return slices.Contains([]string{"jwt", "api_key", "introspection", "session", "mtls", "authz", "decision", "cors"}, k.name)
 }
 
 // Kind is the name of the policy's kind; empty for a policy without one, which no valid Config has.
@@ -114,7 +114,7 @@ func (d *decoder) policy(n *yaml.Node, s spot, p *at) {
 			k.decode(d, n, p.child(k.name), &pol)
 			if pol.Shadow() {
 				if !k.tried() {
-					o.wrong("mode", "has no meaning for "+k.name, "jwt, api_key, mtls, authz and cors can be tried in the shadow")
+					o.wrong("mode", "has no meaning for "+k.name, "all kinds but transform can be tried in the shadow")
 				}
 				d.shadows[pol.ID], k.identity, k.many = ok, false, true
 			}

@@ -65,11 +65,11 @@ func (d *Decisions) Decide(c *Case, now time.Time) (reason.Reason, <-chan struct
 	}
 	if c.Asked != nil {
 		allow, ok := c.Asked.Answer()
-		return verdict(allow, ok), nil
+		return Verdict(allow, ok), nil
 	}
 	key := c.key()
 	if allow, until := d.known.Get(key); c.Policy.MaxStale > 0 && allow != nil && now.UnixNano() < until {
-		return verdict(*allow, true), nil
+		return Verdict(*allow, true), nil
 	}
 	if c.Asked = d.ask(c, key); c.Asked == nil {
 		return reason.DecisionUnavailable, nil
@@ -77,7 +77,8 @@ func (d *Decisions) Decide(c *Case, now time.Time) (reason.Reason, <-chan struct
 	return reason.DecisionUnavailable, c.Asked.Done()
 }
 
-func verdict(allow, ok bool) reason.Reason {
+// Verdict is what an answer comes to; ok is false when there is none.
+func Verdict(allow, ok bool) reason.Reason {
 	switch {
 	case !ok:
 		return reason.DecisionUnavailable

@@ -127,7 +127,7 @@ func (n nextRefuses) Authenticate(c *proxy.Credentials, id *proxy.Identity, now 
 // answer knows nothing of it.
 func TestShadowsAreCountedAndChangeNothingOnEveryEngineAndProtocol(t *testing.T) {
 	t.Parallel()
-	w := shadow.New(nextRefuses{}, slog.New(slog.DiscardHandler))
+	w := shadow.New(nextRefuses{}, nil, slog.New(slog.DiscardHandler))
 	worlds := 0
 	t.Run("ways", func(t *testing.T) {
 		for name, ask := range ways(t, quiet(t), setup{document: triedDocument, auth: nextRefuses{}, shadow: w, silent: true}) {

@@ -1,11 +1,12 @@
 // Package shadow tries policies that are not enforced yet on the exchanges that have come past those that are (J3): it counts their
 // verdicts and writes a sample of the refusals to the log.
 //
-//	w := shadow.New(authenticator, logger)   // a proxy.Shadow and a prometheus.Collector
-//	go w.Run(ctx)                             // writes the sample
+//	w := shadow.New(authenticator, decisions, logger)   // a proxy.Shadow and a prometheus.Collector
+//	go w.Run(ctx)                                        // writes the sample
 //
 // Nothing of it reaches the request: it takes no token, waits for nothing, and answers nothing. At the bound: policies beyond
-// maxPolicies are counted under "other"; a sample that doesn't fit into the queue is dropped and counted.
+// maxPolicies are counted under "other"; a verdict that a service would have to give counts as unavailable when too many are waited
+// for; a sample that doesn't fit into the queue is dropped and counted.
 package shadow
 
 import (
@@ -21,6 +22,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/cellgate/cellgate/proxy"
+	"github.com/cellgate/cellgate/proxy/decide"
 	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/reason"
 )
@@ -29,6 +31,7 @@ const (
 	maxPolicies = 50
 	sampled     = 100 // one of so many refusals is written
 	queued      = 64
+	waits       = 64 // verdicts that services are asked for at once
 	other       = "other"
 )
 
@@ -40,11 +43,13 @@ const reasons = 64
 
 // Watcher tries and counts. It is safe for concurrent use.
 type Watcher struct {
-	auth    proxy.Authenticator
-	log     *slog.Logger
-	every   uint32
-	queue   chan evidence
-	dropped atomic.Uint64
+	auth      proxy.Authenticator
+	decisions *decide.Decisions
+	log       *slog.Logger
+	every     uint32
+	queue     chan evidence
+	waiting   chan struct{} // one for each verdict that is waited for
+	dropped   atomic.Uint64
 
 	mu     sync.RWMutex
 	counts map[string]*counts
@@ -64,38 +69,88 @@ var (
 	_ prometheus.Collector = (*Watcher)(nil)
 )
 
-// New makes a watcher that asks this authenticator about callers.
-func New(auth proxy.Authenticator, log *slog.Logger) *Watcher {
-	return &Watcher{auth: auth, log: log, every: sampled, queue: make(chan evidence, queued), counts: map[string]*counts{}}
+// New makes a watcher that asks these about callers and requests. Without decisions what a service says is unknown.
+func New(auth proxy.Authenticator, decisions *decide.Decisions, log *slog.Logger) *Watcher {
+	return &Watcher{auth: auth, decisions: decisions, log: log, every: sampled, queue: make(chan evidence, queued), waiting: make(chan struct{}, waits), counts: map[string]*counts{}}
 }
 
 // Try implements proxy.Shadow.
 func (w *Watcher) Try(x *proxy.Exchange, route *program.Route, let *proxy.Identity, now time.Time) {
 	for _, n := range route.Shadows {
 		c, whole := x.Shown(n)
-		why := w.judge(x, n, &c, whole, let, now)
-		w.of(c.Policy.ID)[why].Add(1)
-		if why != reason.None && rand.Uint32N(w.every) == 0 {
-			w.keep(evidence{c.Policy.ID, route.ID, c.Tenant, x.ID(), why})
+		e := evidence{policy: c.Policy.ID, route: route.ID, tenant: c.Tenant, id: x.ID()}
+		var later *answer
+		if e.why, later = w.judge(x, n, &c, whole, let, now); later == nil || !w.await(e, later) {
+			w.count(e)
 		}
 	}
 }
 
-// judge is the verdict of one policy. What would have to be waited for is unknown as yet.
-func (w *Watcher) judge(x *proxy.Exchange, n int32, c *proxy.Credentials, whole bool, let *proxy.Identity, now time.Time) reason.Reason {
-	if c.Policy.JWT == nil && c.Policy.APIKey == nil && c.Policy.MTLS == nil {
-		return c.Program.Try(n, &x.Request, let.Facts, let.Consumer)
-	}
-	if !whole {
-		return reason.TokenInvalid
+// answer is a verdict that a service gives later.
+type answer struct {
+	done <-chan struct{}
+	why  func() reason.Reason // once done
+}
+
+// judge is the verdict of one policy. What is asked for and isn't known yet is later's; everything else that would have to be
+// waited for is unknown.
+func (w *Watcher) judge(x *proxy.Exchange, n int32, c *proxy.Credentials, whole bool, let *proxy.Identity, now time.Time) (why reason.Reason, later *answer) {
+	switch {
+	case c.Policy.Decision != nil:
+		q := x.Case(c.Policy.Decision)
+		q.Peer = netip.Addr{} // nobody is charged
+		why, wait := w.decisions.Decide(&q, now)
+		if wait == nil {
+			return why, nil
+		}
+		asked := q.Asked
+		return why, &answer{wait, func() reason.Reason { return decide.Verdict(asked.Answer()) }}
+	case c.Policy.Authz != nil, c.Policy.CORS != nil:
+		return c.Program.Try(n, &x.Request, let.Facts, let.Consumer), nil
+	case !whole:
+		return reason.TokenInvalid, nil
 	}
 	var id proxy.Identity
-	c.Peer = netip.Addr{} // signatures that don't hold are not charged to the source
+	c.Peer = netip.Addr{} // nor for signatures that don't hold
 	why, wait := w.auth.Authenticate(c, &id, now)
-	if wait != nil {
-		return reason.AuthUnavailable
+	switch asked := c.Asked; {
+	case wait == nil:
+		return why, nil
+	case asked == nil:
+		return reason.AuthUnavailable, nil
+	default:
+		return reason.AuthUnavailable, &answer{wait, func() reason.Reason {
+			if r, ok := asked.Answer(); ok {
+				return r.Reason
+			}
+			return reason.AuthUnavailable
+		}}
 	}
-	return why
+}
+
+// await counts the verdict once it is there, if there is room to wait: services answer within the time of their policies.
+func (w *Watcher) await(e evidence, a *answer) bool {
+	select {
+	case w.waiting <- struct{}{}:
+	default:
+		return false
+	}
+	e.id = strings.Clone(e.id)
+	go func() {
+		<-a.done
+		e.why = a.why()
+		w.count(e)
+		<-w.waiting
+	}()
+	return true
+}
+
+// count counts a verdict, and keeps one refusal of many.
+func (w *Watcher) count(e evidence) {
+	w.of(e.policy)[e.why].Add(1)
+	if e.why != reason.None && rand.Uint32N(w.every) == 0 {
+		w.keep(e)
+	}
 }
 
 func (w *Watcher) of(policy string) *counts {

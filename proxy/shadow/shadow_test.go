@@ -4,6 +4,9 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
@@ -11,6 +14,8 @@ import (
 
 	"github.com/cellgate/cellgate/internal/testpki"
 	"github.com/cellgate/cellgate/proxy"
+	"github.com/cellgate/cellgate/proxy/ask"
+	"github.com/cellgate/cellgate/proxy/decide"
 	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/reason"
 	"github.com/cellgate/cellgate/snapshot"
@@ -50,9 +55,10 @@ policies:
   - {id: web, mode: shadow, cors: {origins: ["https://app.example"]}}
 `
 
-// J3: verdicts of policies in shadow mode are counted, and the exchange goes on as if they weren't there, without waiting.
-func TestAPolicyInShadowModeIsCountedAndChangesNothing(t *testing.T) {
-	cfg, problems := snapshot.Decode([]snapshot.File{{Name: "d", Data: fmt.Appendf(nil, document, testpki.New(t, "Partners").PEM)}}, snapshot.Loopback())
+// serverOf serves a document, and shows it to a watcher.
+func serverOf(t *testing.T, document string, w *Watcher) *proxy.Server {
+	t.Helper()
+	cfg, problems := snapshot.Decode([]snapshot.File{{Name: "d", Data: []byte(document)}}, snapshot.Loopback())
 	if err := problems.Err(); err != nil {
 		t.Fatal(err)
 	}
@@ -64,12 +70,18 @@ func TestAPolicyInShadowModeIsCountedAndChangesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := New(byPolicy{}, slog.New(slog.NewTextHandler(io.Discard, nil)))
-	w.every = 1
 	s := proxy.New(proxy.Options{Auth: byPolicy{}, Limits: unlimited{}, Shadow: w})
 	if err := s.Apply(p); err != nil {
 		t.Fatal(err)
 	}
+	return s
+}
+
+// J3: verdicts of policies in shadow mode are counted, and the exchange goes on as if they weren't there, without waiting.
+func TestAPolicyInShadowModeIsCountedAndChangesNothing(t *testing.T) {
+	w := New(byPolicy{}, nil, slog.New(slog.NewTextHandler(io.Discard, nil)))
+	w.every = 1
+	s := serverOf(t, fmt.Sprintf(document, testpki.New(t, "Partners").PEM), w)
 	const n = 100
 	for range n {
 		x := s.Acquire()
@@ -99,7 +111,7 @@ func TestAPolicyInShadowModeIsCountedAndChangesNothing(t *testing.T) {
 }
 
 func TestPoliciesBeyondTheBoundAreCountedTogether(t *testing.T) {
-	w := New(byPolicy{}, slog.New(slog.DiscardHandler))
+	w := New(byPolicy{}, nil, slog.New(slog.DiscardHandler))
 	for i := range maxPolicies + 50 {
 		w.of(string(rune('a'+i%26)) + time.Duration(i).String())[0].Add(1)
 	}
@@ -108,5 +120,47 @@ func TestPoliciesBeyondTheBoundAreCountedTogether(t *testing.T) {
 	}
 	if len(w.counts) > maxPolicies+1 || w.of(other)[0].Load() == 0 {
 		t.Fatalf("%d policies", len(w.counts))
+	}
+}
+
+const decidedDocument = `
+version: v1
+routes: [{id: r, match: {host: a.example, path: /r}, upstream: up, policies: [pdp]}]
+upstreams: [{id: up, endpoints: ["127.0.0.1:1"]}]
+policies: [{id: pdp, mode: shadow, decision: {url: "PDP", inputs: ["header:X-N"], timeout: 1s, in_flight: 1000, lookups_per_sec: 10000}}]
+`
+
+// What a service has to be asked for is counted once it has answered, and nobody waits; where too many are waited for it is unknown.
+func TestAVerdictThatIsAskedForIsCountedWhenItComes(t *testing.T) {
+	gate := make(chan struct{})
+	pdp := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		<-gate
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"allow":false}`)
+	}))
+	asked := ask.New(ask.Options{Allow: snapshot.Loopback()})
+	t.Cleanup(func() { asked.Close(); pdp.Close() })
+	w := New(byPolicy{}, decide.New(asked, nil), slog.New(slog.DiscardHandler))
+	s := serverOf(t, strings.Replace(decidedDocument, "PDP", pdp.URL, 1), w)
+	for i := range waits + 10 {
+		x := s.Acquire()
+		x.Start = time.Now()
+		if _, err := x.Request.Parse(fmt.Appendf(nil, "GET /r HTTP/1.1\r\nHost: a.example\r\nX-N: %d\r\n\r\n", i)); err != nil {
+			t.Fatal(err)
+		}
+		if v := x.Run(time.Now()); v != proxy.Next || x.Parked {
+			t.Fatalf("verdict %d, parked %v, %v", v, x.Parked, x.Reason)
+		}
+		x.Finish(time.Now())
+		s.Release(x)
+	}
+	if n := w.of("pdp")[reason.DecisionUnavailable].Load(); n != 10 {
+		t.Errorf("%d verdicts are unknown at once", n)
+	}
+	close(gate)
+	for end := time.Now().Add(10 * time.Second); w.of("pdp")[reason.DecisionDenied].Load() != waits; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d verdicts have come", w.of("pdp")[reason.DecisionDenied].Load())
+		}
 	}
 }

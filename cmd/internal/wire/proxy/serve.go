@@ -84,7 +84,8 @@ func newCore(log *slog.Logger, start time.Time, limits *callers.Limiter, allow s
 		recorders, sample = append(recorders, c.traces), c.traces.Sample()
 	}
 	c.callers = callers.NewAuthenticator(callers.Sources{Keys: c.keys, Services: c.asked, Secrets: c.secrets}, start)
-	c.shadow, c.decisions = shadow.New(c.callers, log), decide.New(c.asked, c.secrets)
+	c.decisions = decide.New(c.asked, c.secrets)
+	c.shadow = shadow.New(c.callers, c.decisions, log)
 	c.server = proxy.New(proxy.Options{
 		Shadow:    c.shadow,
 		Decisions: c.decisions,
