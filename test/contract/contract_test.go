@@ -88,7 +88,7 @@ func TestWritesKnowDryRunAndReadsKnowFormats(t *testing.T) {
 	writes := []string{
 		"publish", "config publish", "rollback", "config rollback", "evacuate", "restore",
 		"rollout pause", "rollout resume", "rollout promote", "rollout abort",
-		"deny add", "deny remove", "recover", "drill run",
+		"deny add", "deny remove", "keys issue", "keys revoke", "recover", "drill run",
 	}
 	neither := []string{"serve", "config fmt"}
 	leaves(t, []string{"regionctl"}, func(line []string, help string) {
