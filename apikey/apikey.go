@@ -55,9 +55,6 @@ func Well(key []byte) bool {
 	return bytes.Equal(key[checkAt:], check[:])
 }
 
-// ID is the public part of a key that is Well.
-func ID(key []byte) []byte { return key[len(Prefix):][:idLen] }
-
 func checkOf(head []byte) (check [checkLen]byte) {
 	sum := crc32.Checksum(head, crc32.MakeTable(crc32.Castagnoli))
 	for i := range check {

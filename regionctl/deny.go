@@ -213,9 +213,9 @@ func (c *Controller) unknown(ctx context.Context, e denylist.Entry) []string {
 	}
 	has := slices.ContainsFunc(cfg.Routes, func(r snapshot.Route) bool { return r.ID == e.ID })
 	if e.Kind == denylist.Key {
-		_, owners, _, _ := c.readKeys()
+		keys, err := c.readKeys()
 		issued := func(h string) bool { return strings.HasPrefix(h, e.ID) }
-		has = slices.ContainsFunc(slices.Collect(maps.Keys(owners)), issued) || slices.ContainsFunc(cfg.Consumers, func(c snapshot.Consumer) bool {
+		has = err == nil && slices.ContainsFunc(slices.Collect(maps.Keys(keys.owners)), issued) || slices.ContainsFunc(cfg.Consumers, func(c snapshot.Consumer) bool {
 			return slices.ContainsFunc(c.APIKeyHashes, func(h string) bool { return strings.HasPrefix(strings.ToLower(h), e.ID) })
 		})
 	}

@@ -202,3 +202,52 @@ func TestStoredKeysHaveTheGoldenForm(t *testing.T) {
 		t.Errorf("%+v, %v", back, err)
 	}
 }
+
+// A restore of the global store from an old backup neither loses a key nor makes a revoked one good again.
+func TestRestoringABackupBringsNoRevokedKeyBack(t *testing.T) {
+	w := newWorld(t)
+	w.startAll()
+	if _, f := w.publish("eu-west", PublishRequest{Files: consumersDocument("{id: acme}, {id: other}")}); f != nil {
+		t.Fatal(f)
+	}
+	revoked, f := w.issue("acme")
+	if f != nil {
+		t.Fatal(f)
+	}
+	backup := w.backup()
+	if code, f := w.ask("eu-west", "POST", "/v1/keys:revoke", KeyRevocation{ID: revoked.ID, Reason: "x"}, nil); code != 200 {
+		t.Fatal(f)
+	}
+	issued, f := w.issue("other")
+	if f != nil {
+		t.Fatal(f)
+	}
+	owner := func(r *region, hash string) string { c, _ := r.c.findKey([]string{hash}); return c }
+	right := func(r *region) bool { return owner(r, issued.Hash) == "other" && owner(r, revoked.Hash) == "" }
+	r := w.regions["eu-west"]
+	w.eventually("the copies", 3*time.Second, func() bool {
+		for _, r := range w.regions {
+			if at, _, _ := read[issuance](r.c.copied, store.KeyCopyIssuance); at.At.Before(issued.Issued) {
+				return false
+			}
+		}
+		return true
+	})
+	w.stopAll()
+	w.restore(backup)
+	for id := range w.regions {
+		w.start(id)
+	}
+	w.eventually("the copy's word to count", 3*time.Second, func() bool { return right(r) })
+	var answer Recovered
+	w.eventually("a recovery", 10*time.Second, func() bool {
+		code, _ := w.ask("eu-west", "POST", "/v1/recovery", RecoverRequest{Confirm: true, Force: true}, &answer)
+		return code == http.StatusOK
+	})
+	if !answer.Keys {
+		t.Errorf("%+v", answer)
+	}
+	if again, f := w.issue("other"); f != nil || owner(r, again.Hash) != "other" || !right(r) {
+		t.Errorf("after a change: %v, the issued key is %q's, the revoked one %q's", f, owner(r, issued.Hash), owner(r, revoked.Hash))
+	}
+}

@@ -41,6 +41,7 @@ type Recovered struct {
 	// Contents is the version that the next publication follows.
 	Contents uint64         `json:"contents"`
 	Orders   []cells.CellID `json:"orders,omitempty"` // evacuations taken back from the copy
+	Keys     bool           `json:"keys,omitempty"`   // the issued API keys are the copy's, which were changed later
 	DryRun   bool           `json:"dry_run,omitempty"`
 	Warnings []string       `json:"warnings,omitempty"`
 }
@@ -100,7 +101,8 @@ func (c *Controller) recover(r *call, req RecoverRequest) (any, error) {
 		return nil, err
 	}
 	answer := rec.describe()
-	answer.DryRun = req.DryRun
+	keys := c.lostKeys()
+	answer.DryRun, answer.Keys = req.DryRun, len(keys) > 0
 	switch {
 	case req.DryRun:
 		return answer, nil
@@ -130,6 +132,11 @@ func (c *Controller) recover(r *call, req RecoverRequest) (any, error) {
 	rev, err := c.opt.Global.Commit(ctx, conds, ops)
 	if err != nil {
 		return nil, err
+	}
+	for batch := range slices.Chunk(keys, store.MaxOps) { // whole with its last part; until then recover can be repeated
+		if rev, err = c.opt.Global.Commit(ctx, nil, batch); err != nil {
+			return nil, fmt.Errorf("regionctl: store the issued keys of the copy: %w", err)
+		}
 	}
 	c.intent.see(ctx, rev)
 	c.log.Info("recovered", "by", r.who, "epoch", answer.Epoch, "version", answer.Head, "adopted", answer.Adopted)

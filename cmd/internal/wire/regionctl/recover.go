@@ -54,6 +54,9 @@ func recoveredTable(t *tabwriter.Writer, r regionctl.Recovered) {
 	for _, id := range r.Orders {
 		row(t, fmt.Sprintf("the evacuation of %s comes back from the copy", id))
 	}
+	if r.Keys {
+		row(t, "issued API keys come back from the copy, and revoked ones go")
+	}
 	for _, w := range r.Warnings {
 		row(t, "warning: "+w)
 	}
