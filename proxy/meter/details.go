@@ -85,14 +85,17 @@ func (s *shard) tries(number int, m *Meter, r *proxy.Record) {
 	}
 }
 
-// The checks, and what they say.
+// The checks.
 const (
 	authn = iota
 	authz
 	limits
 	nChecks
+)
 
-	passed = iota - nChecks - 1
+// What they say.
+const (
+	passed = iota
 	refused
 	unavailable
 	nVerdicts
