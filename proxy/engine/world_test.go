@@ -39,10 +39,10 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// compile makes the program of a document; UP in it stands for the upstream's address.
+// compile makes the program of a document; "UP" in it stands for the upstream's address.
 func compile(t testing.TB, number uint64, document, up string) *program.Program {
 	t.Helper()
-	cfg, problems := snapshot.Decode([]snapshot.File{{Name: "doc.yaml", Data: []byte(strings.ReplaceAll(document, "UP", up))}}, snapshot.Loopback())
+	cfg, problems := snapshot.Decode([]snapshot.File{{Name: "doc.yaml", Data: []byte(strings.ReplaceAll(document, `"UP"`, `"`+up+`"`))}}, snapshot.Loopback())
 	if err := problems.Err(); err != nil {
 		t.Fatal(err)
 	}
