@@ -28,14 +28,10 @@ func TestNothingFailsWhileClientsAreMovedAndSnapshotsSwapped(t *testing.T) {
 		w := start(t, up, setup{silent: true, engine: Options{LeaveOver: 20 * time.Millisecond}})
 		began := time.Now()
 		var sent, failed atomic.Int64
-		goesOn := func() bool { // for a time, and until it says something
-			took := time.Since(began)
-			return took < 1500*time.Millisecond || sent.Load() < 100 && took < patience
-		}
 		var wg sync.WaitGroup
 		load := func(c *http.Client, id int) {
 			defer wg.Done()
-			for i := 0; goesOn(); i++ {
+			for i := 0; goesOn(began, &sent); i++ {
 				req, _ := http.NewRequest("GET", "http://"+w.addr+"/", nil)
 				want := "done"
 				if i%4 == 3 {
@@ -68,7 +64,7 @@ func TestNothingFailsWhileClientsAreMovedAndSnapshotsSwapped(t *testing.T) {
 			go load(h2, 100+i)
 		}
 		p := []string{plainDocument, strings.Replace(plainDocument, "timeout: 20s", "timeout: 19s", 1)}
-		for n := uint64(2); goesOn(); n++ {
+		for n := uint64(2); goesOn(began, &sent); n++ {
 			if err := w.server.Apply(compile(t, n, p[n%2], up)); err != nil {
 				t.Error(err)
 			}
@@ -80,6 +76,12 @@ func TestNothingFailsWhileClientsAreMovedAndSnapshotsSwapped(t *testing.T) {
 			t.Fatalf("%d sent, %d failed, %d repeated", sent.Load(), failed.Load(), repeated)
 		}
 	})
+}
+
+// goesOn says that a crowd goes on: for a time, and until enough is sent to say something.
+func goesOn(began time.Time, sent *atomic.Int64) bool {
+	took := time.Since(began)
+	return took < 1500*time.Millisecond || sent.Load() < 100 && took < patience
 }
 
 // Whatever a client sends, and however it is cut, the node answers or closes in time and goes on serving.
