@@ -158,7 +158,7 @@ func everyPolicy(t *testing.T, handler func(testing.TB, http.HandlerFunc) string
 			holds("OPTIONS for the node", sample{method: "OPTIONS", target: "*"}, "204 ")
 			holds("a deadline that is none", with("/ok", "X-Request-Timeout-Ms", "soon"), "400 deadline_invalid")
 			holds("a deadline that is past", with("/ok", "X-Request-Timeout-Ms", "0"), "504 deadline_expired")
-			holds("the client's deadline", with("/total", "X-Request-Timeout-Ms", "50"), "504 upstream_timeout")
+			holds("the client's deadline", with("/total", "X-Request-Timeout-Ms", "150"), "504 upstream_timeout")
 			holds("the route's timeout", with("/total"), "504 upstream_timeout")
 			holds("the upstream's timeout", with("/first"), "504 upstream_timeout")
 			holds("no upstream", with("/dead"), "503 connect_failed")
