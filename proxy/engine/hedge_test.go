@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/cellgate/cellgate/proxy"
+	"github.com/cellgate/cellgate/proxy/record"
 	"github.com/cellgate/cellgate/proxy/retry"
 )
 
@@ -124,7 +126,8 @@ func hedgedOnce(t *testing.T, logged <-chan proxy.Record, path string) {
 			if r.Path != path {
 				continue
 			}
-			a := r.Tries
+			a := slices.Clone(r.Tries) // in the order of their ends
+			slices.SortFunc(a, func(a, b record.Attempt) int { return int(a.Number) - int(b.Number) })
 			if len(a) != 2 || a[0].Hedge || a[0].Number != 1 || !a[1].Hedge || a[1].Number != 2 || a[0].Endpoint == a[1].Endpoint {
 				t.Fatalf("%+v", a)
 			}
