@@ -1,21 +1,16 @@
 package proxy
 
 import (
-	"cmp"
-
 	"github.com/cellgate/cellgate/proxy/claims"
-	"github.com/cellgate/cellgate/proxy/identity"
+	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/proxy/record"
 	"github.com/cellgate/cellgate/reason"
 )
 
 // buckets names the buckets that count the caller.
 func buckets(x *Exchange) Verdict {
-	r, user := x.match.Route, ""
-	if !r.User.None() {
-		user = x.caller()
-	}
-	list := claims.Of(x.claims[:0], x.table.program, x.match.Tenant, r, x.identity.Consumer, user)
+	r := x.match.Route
+	list := claims.Of(x.claims[:0], x.table.program, x.match.Tenant, r, x.identity.Consumer, x.counted(&r.User))
 	if x.claimed = len(list); x.claimed == 0 {
 		return Next
 	}
@@ -25,29 +20,30 @@ func buckets(x *Exchange) Verdict {
 
 // limits takes one request out of every bucket, or out of none.
 func limits(x *Exchange) Verdict {
-	list := x.claims[:x.claimed]
-	if len(list) == 0 {
-		return Next
+	if list := x.claims[:x.claimed]; len(list) > 0 {
+		i, wait := x.server.opts.Limits.Take(list, x.waits, x.now)
+		if wait != nil {
+			x.wait, x.waits = wait, x.waits+1
+			return Park
+		}
+		if i >= 0 {
+			x.retryAfter = list[i].RetryAfter
+			return x.refuse(list[i].Key.Kind)
+		}
+		x.passed |= record.Admitted
 	}
-	i, wait := x.server.opts.Limits.Take(list, x.waits, x.now)
-	if wait != nil {
-		x.wait, x.waits = wait, x.waits+1
-		return Park
+	if x.match.Route.Tried != nil && x.server.opts.Shadow != nil {
+		x.spend()
 	}
-	if i >= 0 {
-		x.retryAfter = list[i].RetryAfter
-		return x.refuse(list[i].Key.Kind)
-	}
-	x.passed |= record.Admitted
 	return Next
 }
 
-// caller is whom a user limit counts: the verified user, else the consumer, else the address (H5).
-func (x *Exchange) caller() string {
-	if id := cmp.Or(x.identity.User, x.identity.Consumer); id != "" {
-		return id
+// counted is whom a limit of users counts; empty if there is none.
+func (x *Exchange) counted(by *program.Rule) string {
+	if by.None() {
+		return ""
 	}
-	return identity.Address(x.from.Client, x.from.Text)
+	return x.identity.Counted(x.from.Client, x.from.Text)
 }
 
 // MaxBody bounds a request body (F5).

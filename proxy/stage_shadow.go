@@ -3,12 +3,15 @@ package proxy
 import (
 	"time"
 
+	"github.com/cellgate/cellgate/proxy/claims"
 	"github.com/cellgate/cellgate/proxy/program"
 )
 
-// Shadow is told of exchanges on routes with policies in shadow mode (J3). It must not block, nor change anything.
+// Shadow is told of exchanges on routes with policies, or limits, in shadow mode (J3). It must not block, nor change anything.
 type Shadow interface {
 	Try(x *Exchange, on *program.Route, as *Identity, now time.Time)
+	// Spend takes from the buckets of the limits of a route, for the exchange of that id. The strings are valid during the call only.
+	Spend(from Limiter, list []Claim, id string, now time.Time)
 }
 
 // try shows an exchange that what is enforced has let in to what is not.
@@ -22,4 +25,11 @@ func try(x *Exchange) Verdict {
 // Shown is what the exchange says to one of the program's policies; whole is false when credentials are doubled.
 func (x *Exchange) Shown(policy int32) (c Credentials, whole bool) {
 	return x.present(x.table.program, &x.table.program.Policies[policy], x.match.Tenant)
+}
+
+// spend takes from the buckets that are not enforced yet, for an exchange that those that are have let pass.
+func (x *Exchange) spend() {
+	r := x.match.Route
+	list := claims.Tried(x.claims[:0], x.match.Tenant, r, x.counted(&r.Tried.User))
+	x.server.opts.Shadow.Spend(x.server.opts.Limits, list, x.ID(), x.now)
 }

@@ -103,7 +103,11 @@ type Limits struct {
 	Scope string `json:"scope,omitempty"`
 	// OnStoreLoss is what nodes do that can't reach the quota service: "" (go on with a local share) or LossDeny.
 	OnStoreLoss string `json:"on_store_loss,omitempty"`
+	Mode        string `json:"mode,omitempty"` // "" = they are enforced, or ModeShadow
 }
+
+// Shadow says whether the limits are only tried.
+func (l *Limits) Shadow() bool { return l.Mode == ModeShadow }
 
 // The words of Limits and Plan that are not the default.
 const (

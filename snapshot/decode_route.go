@@ -19,7 +19,7 @@ var (
 	}, matchKeys...)
 	splitKeys = []string{"upstream", "upstream_id", "weight"}
 	retryKeys = []string{"attempts", "conditions"}
-	limitKeys = []string{"tenant", "user", "scope", "on_store_loss"}
+	limitKeys = []string{"tenant", "user", "scope", "on_store_loss", "mode"}
 )
 
 // Bounds of a match (A8 for patterns).
@@ -389,7 +389,11 @@ func (d *decoder) limits(o object, l *Limits) {
 	l.Tenant = in.rate("tenant")
 	l.User = in.rate("user")
 	some := in.get("tenant") != nil || in.get("user") != nil
-	l.Scope, l.OnStoreLoss = in.shared(some, some, "write tenant or user beside it")
+	const hint = "write tenant or user beside it"
+	l.Scope, l.OnStoreLoss = in.shared(some, some, hint)
+	if l.Mode = in.mode(); in.get("mode") != nil && !some {
+		in.wrong("mode", "has no limit to apply to", hint)
+	}
 }
 
 // shared reads how a limit is kept together. Rate and any say whether there is a rate, and anything, that it would apply to.

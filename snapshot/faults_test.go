@@ -63,6 +63,8 @@ func TestEveryRuleNamesItsFault(t *testing.T) {
 		route("upstream: u, limits: {user: 1/second, on_store_loss: pray}, " + match):                            `routes[0].limits.on_store_loss: "pray" is not known`,
 		route("upstream: u, limits: {scope: cell}, " + match):                                                    "routes[0].limits.scope: has no rate to apply to",
 		route("upstream: u, limits: {on_store_loss: deny}, " + match):                                            "routes[0].limits.on_store_loss: has no limit to apply to",
+		route("upstream: u, limits: {user: 1/second, mode: dark}, " + match):                                     `routes[0].limits.mode: "dark" is not known`,
+		route("upstream: u, limits: {mode: shadow}, " + match):                                                   "routes[0].limits.mode: has no limit to apply to",
 		route("upstream: u, limits: {everyone: 1/second}, " + match):                                             "routes[0].limits.everyone: unknown key",
 		route("upstream: u, priority: urgent, " + match):                                                         `routes[0].priority: "urgent" is not known`,
 		upstream("balance: p2c"):                                                                                 "upstreams[0].endpoints: is missing",

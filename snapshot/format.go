@@ -65,6 +65,7 @@ type docLimits struct {
 	User        string `yaml:"user,omitempty"`
 	Scope       string `yaml:"scope,omitempty"`
 	OnStoreLoss string `yaml:"on_store_loss,omitempty"`
+	Mode        string `yaml:"mode,omitempty"`
 }
 
 type docUpstream struct {
@@ -279,7 +280,7 @@ func formatRoute(r *Route) docRoute {
 		d.Retry = &docRetry{r.Retry.Attempts, r.Retry.Conditions}
 	}
 	if r.Limits != (Limits{}) {
-		d.Limits = &docLimits{r.Limits.Tenant.String(), r.Limits.User.String(), r.Limits.Scope, r.Limits.OnStoreLoss}
+		d.Limits = &docLimits{r.Limits.Tenant.String(), r.Limits.User.String(), r.Limits.Scope, r.Limits.OnStoreLoss, r.Limits.Mode}
 	}
 	return d
 }

@@ -44,14 +44,17 @@ func PolicyKinds() (names []string) {
 	return names
 }
 
-// ModeShadow is the mode of a policy whose verdicts are counted and change nothing (J3).
+// ModeShadow is the mode of a policy, or of a route's limits, whose verdicts are counted and change nothing (J3).
 const ModeShadow = "shadow"
 
 // Shadow says whether the policy is only tried.
 func (p *Policy) Shadow() bool { return p.Mode == ModeShadow }
 
-// sinceShadow is the least form of reader that knows the mode: an older one would enforce the policy.
-const sinceShadow = 7
+// The least forms of readers that know the mode of policies and that of limits: an older one would enforce them.
+const (
+	sinceShadow       = 7
+	sinceShadowLimits = 10
+)
 
 // tried says whether policies of the kind may be in shadow mode: those that give a verdict, and change nothing else.
 func (k *policyKind) tried() bool {
@@ -79,6 +82,11 @@ func (c *Config) minReader() int {
 	if len(c.IdentityKeys) > 0 {
 		least = sinceIdentity
 	}
+	for i := range c.Routes {
+		if c.Routes[i].Limits.Shadow() {
+			least = max(least, sinceShadowLimits)
+		}
+	}
 	for i := range c.Policies {
 		if c.Policies[i].Shadow() {
 			least = max(least, sinceShadow)
@@ -104,9 +112,7 @@ func (d *decoder) policy(n *yaml.Node, s spot, p *at) {
 	if pol.ID == "none" {
 		o.wrong("id", "none means no policy", "choose another id")
 	}
-	if pol.Mode = o.oneOf("mode", "", "enforce", ModeShadow); pol.Mode == "enforce" {
-		pol.Mode = ""
-	}
+	pol.Mode = o.mode()
 	given := 0
 	for _, k := range kinds {
 		if n := o.get(k.name); n != nil {
@@ -129,6 +135,14 @@ func (d *decoder) policy(n *yaml.Node, s spot, p *at) {
 	if ok {
 		d.cfg.Policies = append(d.cfg.Policies, pol)
 	}
+}
+
+// mode reads whether something is enforced, which it is unless it says otherwise.
+func (o object) mode() string {
+	if o.oneOf("mode", "", "enforce", ModeShadow) == ModeShadow {
+		return ModeShadow
+	}
+	return ""
 }
 
 func decodeJWT(d *decoder, n *yaml.Node, p *at, into *Policy) { into.JWT = d.jwt(n, p) }

@@ -83,11 +83,15 @@ func (w *routeWriter) route(r *Route) {
 	w.rate(r.Limits.User)
 	w.string(string(r.Priority))
 	w.string(r.Owner)
-	if r.Limits.Scope != "" || r.Limits.OnStoreLoss != "" || r.Hedge { // appended later: a route without them is stored as ever
+	shadow := r.Limits.Shadow()
+	if r.Limits.Scope != "" || r.Limits.OnStoreLoss != "" || r.Hedge || shadow { // appended later: a route without them is stored as ever
 		w.string(r.Limits.Scope)
 		w.string(r.Limits.OnStoreLoss)
 	}
-	if r.Hedge {
+	if r.Hedge || shadow {
+		w.uint(bit(r.Hedge))
+	}
+	if shadow {
 		w.uint(1)
 	}
 }
@@ -230,6 +234,9 @@ func (r *routeReader) route(to *Route) {
 		to.Limits.Scope, to.Limits.OnStoreLoss = r.string(), r.string()
 	}
 	to.Hedge = r.s != "" && r.uint() == 1
+	if to.Limits.Mode = ""; r.s != "" && r.uint() == 1 {
+		to.Limits.Mode = ModeShadow
+	}
 }
 
 // clone makes a route that ReadRoutes lends independent of it; empty lists become nil, as Decode leaves them.

@@ -46,20 +46,28 @@ const Most = 6
 
 // Of adds the claims of a request to a list. user is whom the route's user limit counts; consumer may be empty.
 func Of(list []Claim, p *program.Program, tenant string, r *program.Route, consumer, user string) []Claim {
-	add := func(kind reason.Reason, tenant string, rule *program.Rule, route, caller string) {
-		if rule != nil && !rule.None() {
-			list = append(list, Claim{Key: Key{Tenant: tenant, Kind: kind, Route: route, Caller: caller}, Limit: rule.Limit, Alone: rule.Alone})
-		}
-	}
-	add(reason.RatePlatform, snapshot.Platform, p.PlatformRate(), "", "")
-	add(reason.RateTenant, tenant, p.TenantRate(tenant), "", "")
-	add(reason.RateTenant, tenant, &r.Tenant, r.ID, "")
+	list = add(list, reason.RatePlatform, snapshot.Platform, p.PlatformRate(), "", "")
+	list = add(list, reason.RateTenant, tenant, p.TenantRate(tenant), "", "")
+	list = add(list, reason.RateTenant, tenant, &r.Tenant, r.ID, "")
 	if consumer != "" {
 		if plan := p.Plan(consumer); plan != nil {
-			add(reason.QuotaConsumer, tenant, &plan.Day, "", consumer)
-			add(reason.RateConsumer, tenant, &plan.Rate, "", consumer)
+			list = add(list, reason.QuotaConsumer, tenant, &plan.Day, "", consumer)
+			list = add(list, reason.RateConsumer, tenant, &plan.Rate, "", consumer)
 		}
 	}
-	add(reason.RateUser, tenant, &r.User, r.ID, user)
-	return list
+	return add(list, reason.RateUser, tenant, &r.User, r.ID, user)
+}
+
+// Tried adds those of a route's limits in shadow mode, by the names that they would have if they were enforced. They are to be
+// taken apart from all others, once those have been: what is only tried is no reason for anything.
+func Tried(list []Claim, tenant string, r *program.Route, user string) []Claim {
+	list = add(list, reason.RateTenant, tenant, &r.Tried.Tenant, r.ID, "")
+	return add(list, reason.RateUser, tenant, &r.Tried.User, r.ID, user)
+}
+
+func add(list []Claim, kind reason.Reason, tenant string, rule *program.Rule, route, caller string) []Claim {
+	if rule == nil || rule.None() {
+		return list
+	}
+	return append(list, Claim{Key: Key{Tenant: tenant, Kind: kind, Route: route, Caller: caller}, Limit: rule.Limit, Alone: rule.Alone})
 }

@@ -77,6 +77,14 @@ func safe(s string) string {
 	return s
 }
 
+// Counted is whom a limit counts: the verified user, else the consumer, else the address (H5).
+func (t *Told) Counted(client netip.Addr, text string) string {
+	if id := cmp.Or(t.User, t.Consumer); id != "" {
+		return id
+	}
+	return Address(client, text)
+}
+
 // Address is the caller that an address stands for, where nobody says who calls. Whoever has one IPv6 address has its whole
 // /64, so all of that is one caller.
 func Address(client netip.Addr, text string) string {

@@ -299,7 +299,8 @@ type termsOfOne struct {
 }
 
 func newTerms(s Settings, branches []Branch, rules []int32) *Terms {
-	of := Terms{Settings: s, Rules: rules, Tenant: rateOf(s.Limits.Tenant, s.Limits.Scope, s.Limits.OnStoreLoss), User: rateOf(s.Limits.User, s.Limits.Scope, s.Limits.OnStoreLoss)}
+	of := Terms{Settings: s, Rules: rules}
+	of.limit(&s.Limits)
 	if len(branches) > 1 {
 		of.Branches = slices.Clone(branches)
 		return &of

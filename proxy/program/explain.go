@@ -50,6 +50,7 @@ type Limits struct {
 	User        string `json:"user,omitempty"`
 	Scope       string `json:"scope"`
 	OnStoreLoss string `json:"on_store_loss"`
+	Mode        string `json:"mode,omitempty"` // "shadow" = they are only tried
 }
 
 // Share is one upstream of the route with its weight, and the rules of its use by name.
@@ -83,7 +84,7 @@ func (p *Program) Explain(req *Request, who Caller, now time.Time) Explanation {
 	}
 	e.Verdicts = p.verdicts(req, &m, who, now)
 	if l := m.Route.Limits; l != (snapshot.Limits{}) {
-		e.Limits = &Limits{l.Tenant.String(), l.User.String(), cmp.Or(l.Scope, "global"), cmp.Or(l.OnStoreLoss, "local_share")}
+		e.Limits = &Limits{l.Tenant.String(), l.User.String(), cmp.Or(l.Scope, "global"), cmp.Or(l.OnStoreLoss, "local_share"), l.Mode}
 	}
 	e.TenantRate = p.TenantLimits(m.Tenant).Rate.String()
 	for _, b := range m.Route.Branches {

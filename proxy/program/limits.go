@@ -17,6 +17,19 @@ type Rule struct {
 // None says whether nothing is limited.
 func (r *Rule) None() bool { return r.Rate == 0 && r.Day == 0 }
 
+// Tried are the limits of a route in shadow mode.
+type Tried struct{ Tenant, User Rule }
+
+// limit takes over what the limits come to, which is enforced or only tried.
+func (t *Terms) limit(l *snapshot.Limits) {
+	tenant, user := rateOf(l.Tenant, l.Scope, l.OnStoreLoss), rateOf(l.User, l.Scope, l.OnStoreLoss)
+	if l.Shadow() {
+		t.Tried = &Tried{tenant, user}
+		return
+	}
+	t.Tenant, t.User = tenant, user
+}
+
 // Plan is what a consumer's plan comes to.
 type Plan struct{ Day, Rate Rule }
 

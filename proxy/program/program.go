@@ -58,7 +58,8 @@ type Terms struct {
 	Branches []Branch // one for a plain upstream; weights as the author wrote them
 	Rules    []int32  // indexes into Program.Policies of what is asked of an identified caller
 
-	Tenant, User Rule // what Limits come to
+	Tenant, User Rule   // what Limits come to, if they are enforced
+	Tried        *Tried // what they come to in shadow mode; nil = they aren't
 
 	Shadows []int32 // indexes into Program.Policies of what is only tried
 

@@ -101,11 +101,14 @@ func (p *Program) verdicts(req *Request, m *Match, who Caller, now time.Time) (a
 // turn is when a node asks.
 func (v *Verdict) turn() int {
 	kind := v.Kind
-	if v.Shadow {
+	switch {
+	case v.Shadow && kind == "limit":
+		kind = "shadow limit"
+	case v.Shadow:
 		kind = "shadow"
 	}
 	const whoCalls = 1 // all other kinds
-	if at, ok := map[string]int{"cors": 0, "authz": 2, "decision": 3, "shadow": 4, "limit": 5, "transform": 6}[kind]; ok {
+	if at, ok := map[string]int{"cors": 0, "authz": 2, "decision": 3, "shadow": 4, "limit": 5, "shadow limit": 6, "transform": 7}[kind]; ok {
 		return at
 	}
 	return whoCalls
@@ -120,10 +123,15 @@ func (q *inquiry) verdict(p *snapshot.Policy) Verdict {
 	v := with.judge(q, p)
 	v.Policy, v.Kind = p.ID, kind
 	v.Fails, v.OnFailure = with.fails(p)
-	if v.Shadow = p.Shadow(); v.Shadow {
-		v.Fails, v.OnFailure = Open, "it is in shadow mode: its verdict is counted and changes nothing"
+	if p.Shadow() {
+		v.try()
 	}
 	return v
+}
+
+// try says that what the verdict is of is in shadow mode.
+func (v *Verdict) try() {
+	v.Shadow, v.Fails, v.OnFailure = true, Open, "it is in shadow mode: its verdict is counted and changes nothing"
 }
 
 func refusal(r reason.Reason, format string, args ...any) Verdict {
@@ -330,10 +338,17 @@ func (p *Program) limitVerdicts(m *Match, consumer string) (all []Verdict) {
 	if l := p.TenantLimits(m.Tenant); l.Rate.Requests > 0 {
 		add("tenant "+m.Tenant, l.Rate.String(), reason.RateTenant, l.OnStoreLoss == snapshot.LossDeny)
 	}
-	l := m.Route.Limits
-	if l.Tenant.Requests > 0 {
-		add("tenant "+m.Tenant+" on this route", l.Tenant.String(), reason.RateTenant, l.OnStoreLoss == snapshot.LossDeny)
+	ofRoute := func(whose string, rate snapshot.Rate, r reason.Reason) {
+		l := &m.Route.Limits
+		if rate.Requests == 0 {
+			return
+		}
+		add(whose+" on this route", rate.String(), r, l.OnStoreLoss == snapshot.LossDeny)
+		if l.Shadow() {
+			all[len(all)-1].try()
+		}
 	}
+	ofRoute("tenant "+m.Tenant, m.Route.Limits.Tenant, reason.RateTenant)
 	if plan := p.Plan(consumer); plan != nil {
 		if !plan.Day.None() {
 			add("consumer "+consumer, fmt.Sprintf("%d/day", plan.Day.Limit.Day), reason.QuotaConsumer, plan.Day.Strict)
@@ -345,8 +360,6 @@ func (p *Program) limitVerdicts(m *Match, consumer string) (all []Verdict) {
 		all = append(all, Verdict{Policy: "consumer", Kind: "limit", Verdict: Depends, Why: "the plan of the caller's consumer, which is not known here", Fails: Open,
 			OnFailure: "on loss of the quota service: as the plan says"})
 	}
-	if l.User.Requests > 0 {
-		add("user on this route", l.User.String(), reason.RateUser, l.OnStoreLoss == snapshot.LossDeny)
-	}
+	ofRoute("user", m.Route.Limits.User, reason.RateUser)
 	return all
 }

@@ -152,3 +152,17 @@ func TestVerdictsStandInTheOrderInWhichANodeAsks(t *testing.T) {
 		t.Errorf("%s", raw)
 	}
 }
+
+// J3: limits in shadow mode are asked after those that are enforced, and say so.
+func TestLimitsInShadowModeSaySo(t *testing.T) {
+	var got []string
+	for _, v := range explained(t, "auth: key, limits: {tenant: 7/second, user: 3/second, on_store_loss: deny, mode: shadow}", "{id: key, api_key: {}}", nil, Caller{Consumer: "acme"}) {
+		got = append(got, fmt.Sprint(v.Policy, " ", v.Shadow, " ", v.Fails))
+		if v.Shadow && (v.Kind != "limit" || v.Verdict != Depends || v.OnFailure != "it is in shadow mode: its verdict is counted and changes nothing") {
+			t.Errorf("%+v", v)
+		}
+	}
+	if want := "key false closed, platform false open, tenant main false open, consumer acme false closed, consumer acme false closed, tenant main on this route true open, user on this route true open"; strings.Join(got, ", ") != want {
+		t.Errorf("%s\nwant %s", strings.Join(got, ", "), want)
+	}
+}

@@ -1,12 +1,13 @@
-// Package shadow tries policies that are not enforced yet on the exchanges that have come past those that are (J3): it counts their
-// verdicts and writes a sample of the refusals to the log.
+// Package shadow tries policies and limits that are not enforced yet on the exchanges that have come past those that are (J3): it
+// counts their verdicts and writes a sample of the refusals to the log.
 //
 //	w := shadow.New(authenticator, decisions, logger)   // a proxy.Shadow and a prometheus.Collector
 //	go w.Run(ctx)                                        // writes the sample
 //
-// Nothing of it reaches the request: it takes no token, waits for nothing, and answers nothing. At the bound: policies beyond
-// maxPolicies are counted under "other"; a verdict that a service would have to give counts as unavailable when too many are waited
-// for; a sample that doesn't fit into the queue is dropped and counted.
+// Nothing of it reaches the request: it takes no token of a limit that is enforced, waits for nothing, and answers nothing. At the
+// bound: policies and routes with limits beyond maxPolicies are counted under "other"; when too many verdicts are waited for, that of
+// a service counts as unavailable, and that of limits is the one of a request that has waited enough; a sample that doesn't fit into
+// the queue is dropped and counted.
 package shadow
 
 import (
@@ -52,16 +53,27 @@ type Watcher struct {
 	dropped   atomic.Uint64
 
 	mu     sync.RWMutex
-	counts map[string]*counts
+	counts map[subject]*counts
 }
 
-// counts are of one policy, by the reason of the verdict; None = it would have let the exchange pass.
+// subject is what is tried: a policy, or else the limits of a route. Their ids have no colon.
+type subject struct{ policy, limits string }
+
+func (s subject) String() string {
+	if s.limits != "" {
+		return "limits:" + s.limits
+	}
+	return s.policy
+}
+
+// counts are of one subject, by the reason of the verdict; None = it would have let the exchange pass.
 type counts [reasons]atomic.Uint64
 
 // evidence is what is written of a refusal: nothing that the client has sent but where it came to.
 type evidence struct {
-	policy, route, tenant, id string
-	why                       reason.Reason
+	subject
+	route, tenant, id string
+	why               reason.Reason
 }
 
 var (
@@ -71,14 +83,14 @@ var (
 
 // New makes a watcher that asks these about callers and requests. Without decisions what a service says is unknown.
 func New(auth proxy.Authenticator, decisions *decide.Decisions, log *slog.Logger) *Watcher {
-	return &Watcher{auth: auth, decisions: decisions, log: log, every: sampled, queue: make(chan evidence, queued), waiting: make(chan struct{}, waits), counts: map[string]*counts{}}
+	return &Watcher{auth: auth, decisions: decisions, log: log, every: sampled, queue: make(chan evidence, queued), waiting: make(chan struct{}, waits), counts: map[subject]*counts{}}
 }
 
 // Try implements proxy.Shadow.
 func (w *Watcher) Try(x *proxy.Exchange, route *program.Route, let *proxy.Identity, now time.Time) {
 	for _, n := range route.Shadows {
 		c, whole := x.Shown(n)
-		e := evidence{policy: c.Policy.ID, route: route.ID, tenant: c.Tenant, id: x.ID()}
+		e := evidence{subject: subject{policy: c.Policy.ID}, route: route.ID, tenant: c.Tenant, id: x.ID()}
 		var later *answer
 		if e.why, later = w.judge(x, n, &c, whole, let, now); later == nil || !w.await(e, later) {
 			w.count(e)
@@ -147,15 +159,15 @@ func (w *Watcher) await(e evidence, a *answer) bool {
 
 // count counts a verdict, and keeps one refusal of many.
 func (w *Watcher) count(e evidence) {
-	w.of(e.policy)[e.why].Add(1)
+	w.of(e.subject)[e.why].Add(1)
 	if e.why != reason.None && rand.Uint32N(w.every) == 0 {
 		w.keep(e)
 	}
 }
 
-func (w *Watcher) of(policy string) *counts {
+func (w *Watcher) of(s subject) *counts {
 	w.mu.RLock()
-	c := w.counts[policy]
+	c := w.counts[s]
 	w.mu.RUnlock()
 	if c != nil {
 		return c
@@ -163,11 +175,11 @@ func (w *Watcher) of(policy string) *counts {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.counts) >= maxPolicies {
-		policy = other
+		s = subject{policy: other}
 	}
-	if c = w.counts[policy]; c == nil {
+	if c = w.counts[s]; c == nil {
 		c = new(counts)
-		w.counts[strings.Clone(policy)] = c
+		w.counts[subject{strings.Clone(s.policy), strings.Clone(s.limits)}] = c
 	}
 	return c
 }
@@ -189,7 +201,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case e := <-w.queue:
-			w.log.Info("a policy in shadow mode would have refused", "policy", e.policy, "reason", e.why.String(), "tenant", e.tenant, "route", e.route, "id", e.id)
+			w.log.Info("a policy in shadow mode would have refused", "policy", e.subject.String(), "reason", e.why.String(), "tenant", e.tenant, "route", e.route, "id", e.id)
 		}
 	}
 }
@@ -199,17 +211,17 @@ func (w *Watcher) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCo
 
 // Collect implements prometheus.Collector.
 func (w *Watcher) Collect(ch chan<- prometheus.Metric) {
-	verdicts := prometheus.NewDesc("cellgate_proxy_shadow_verdicts_total", "What policies in shadow mode would have said.", []string{"policy", "verdict", "reason"}, nil)
+	verdicts := prometheus.NewDesc("cellgate_proxy_shadow_verdicts_total", "What policies and limits in shadow mode would have said.", []string{"policy", "verdict", "reason"}, nil)
 	w.mu.RLock()
 	defer w.mu.RUnlock()
-	for policy, c := range w.counts {
+	for s, c := range w.counts {
 		for _, why := range append(reason.All(), reason.None) {
 			verdict := "refuse"
 			if why == reason.None {
 				verdict = "allow"
 			}
 			if n := c[why].Load(); n > 0 {
-				ch <- prometheus.MustNewConstMetric(verdicts, prometheus.CounterValue, float64(n), policy, verdict, why.String())
+				ch <- prometheus.MustNewConstMetric(verdicts, prometheus.CounterValue, float64(n), s.String(), verdict, why.String())
 			}
 		}
 	}

@@ -56,7 +56,7 @@ policies:
 `
 
 // serverOf serves a document, and shows it to a watcher.
-func serverOf(t *testing.T, document string, w *Watcher) *proxy.Server {
+func serverOf(t *testing.T, document string, limits proxy.Limiter, w *Watcher) *proxy.Server {
 	t.Helper()
 	cfg, problems := snapshot.Decode([]snapshot.File{{Name: "d", Data: []byte(document)}}, snapshot.Loopback())
 	if err := problems.Err(); err != nil {
@@ -70,7 +70,7 @@ func serverOf(t *testing.T, document string, w *Watcher) *proxy.Server {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := proxy.New(proxy.Options{Auth: byPolicy{}, Limits: unlimited{}, Shadow: w})
+	s := proxy.New(proxy.Options{Auth: byPolicy{}, Limits: limits, Shadow: w})
 	if err := s.Apply(p); err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +81,7 @@ func serverOf(t *testing.T, document string, w *Watcher) *proxy.Server {
 func TestAPolicyInShadowModeIsCountedAndChangesNothing(t *testing.T) {
 	w := New(byPolicy{}, nil, slog.New(slog.NewTextHandler(io.Discard, nil)))
 	w.every = 1
-	s := serverOf(t, fmt.Sprintf(document, testpki.New(t, "Partners").PEM), w)
+	s := serverOf(t, fmt.Sprintf(document, testpki.New(t, "Partners").PEM), unlimited{}, w)
 	const n = 100
 	for range n {
 		x := s.Acquire()
@@ -95,7 +95,7 @@ func TestAPolicyInShadowModeIsCountedAndChangesNothing(t *testing.T) {
 		s.Release(x)
 	}
 	for policy, why := range map[string]reason.Reason{"next": reason.ScopeMissing, "slow": reason.AuthUnavailable, "cert": reason.CertificateMissing, "web": reason.CORSRefused} {
-		if got := w.of(policy)[why].Load(); got != n {
+		if got := w.of(subject{policy: policy})[why].Load(); got != n {
 			t.Errorf("%s: %d times %v, not %d", policy, got, why, n)
 		}
 	}
@@ -113,12 +113,12 @@ func TestAPolicyInShadowModeIsCountedAndChangesNothing(t *testing.T) {
 func TestPoliciesBeyondTheBoundAreCountedTogether(t *testing.T) {
 	w := New(byPolicy{}, nil, slog.New(slog.DiscardHandler))
 	for i := range maxPolicies + 50 {
-		w.of(string(rune('a'+i%26)) + time.Duration(i).String())[0].Add(1)
+		w.of(subject{policy: time.Duration(i).String()})[0].Add(1)
 	}
 	if all := len(reason.All()) + 1; all > reasons {
 		t.Errorf("%d reasons", all)
 	}
-	if len(w.counts) > maxPolicies+1 || w.of(other)[0].Load() == 0 {
+	if len(w.counts) > maxPolicies+1 || w.of(subject{policy: other})[0].Load() == 0 {
 		t.Fatalf("%d policies", len(w.counts))
 	}
 }
@@ -141,7 +141,7 @@ func TestAVerdictThatIsAskedForIsCountedWhenItComes(t *testing.T) {
 	asked := ask.New(ask.Options{Allow: snapshot.Loopback()})
 	t.Cleanup(func() { asked.Close(); pdp.Close() })
 	w := New(byPolicy{}, decide.New(asked, nil), slog.New(slog.DiscardHandler))
-	s := serverOf(t, strings.Replace(decidedDocument, "PDP", pdp.URL, 1), w)
+	s := serverOf(t, strings.Replace(decidedDocument, "PDP", pdp.URL, 1), unlimited{}, w)
 	for i := range waits + 10 {
 		x := s.Acquire()
 		x.Start = time.Now()
@@ -154,13 +154,13 @@ func TestAVerdictThatIsAskedForIsCountedWhenItComes(t *testing.T) {
 		x.Finish(time.Now())
 		s.Release(x)
 	}
-	if n := w.of("pdp")[reason.DecisionUnavailable].Load(); n != 10 {
+	if n := w.of(subject{policy: "pdp"})[reason.DecisionUnavailable].Load(); n != 10 {
 		t.Errorf("%d verdicts are unknown at once", n)
 	}
 	close(gate)
-	for end := time.Now().Add(10 * time.Second); w.of("pdp")[reason.DecisionDenied].Load() != waits; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(10 * time.Second); w.of(subject{policy: "pdp"})[reason.DecisionDenied].Load() != waits; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%d verdicts have come", w.of("pdp")[reason.DecisionDenied].Load())
+			t.Fatalf("%d verdicts have come", w.of(subject{policy: "pdp"})[reason.DecisionDenied].Load())
 		}
 	}
 }

@@ -64,6 +64,44 @@ policies:
 	harness.Eventually(t, 5*time.Second, "the policy is enforced", func() bool { return tried().StatusCode == 401 })
 }
 
+// J3: limits in shadow mode are counted and change nothing, within those that are enforced; without the mode they refuse.
+func TestLimitsAreTriedBeforeTheyAreEnforced(t *testing.T) {
+	addr, admin := harness.FreeAddr(t), harness.FreeAddr(t)
+	shadows := strings.Replace(oneRoute(`match: {host: api.example.com, path: /v1/tried}, limits: {tenant: 2/hour, mode: shadow}`, `endpoints: ["`+backend(t)+`"]`),
+		"\nupstreams:", "\ntenants: [{id: acme, hosts: [api.example.com], limits: {rate: 4/hour}}]\nupstreams:", 1)
+	doc := harness.WriteFile(t, "doc.yaml", shadows)
+	if out := run(t, "regionctl", "config", "explain", "https://api.example.com/v1/tried", "--document", doc, "--allow-upstreams", "127.0.0.0/8"); !strings.Contains(out.Stdout, "tenant acme on this route (limit, shadow): depends: 2/hour") {
+		t.Errorf("%+v", out)
+	}
+	bad := harness.WriteFile(t, "bad.yaml", strings.Replace(shadows, "mode: shadow", "mode: dark", 1))
+	if out := run(t, "proxy", "serve", "--document", bad, "--http", addr); out.Code == 0 || !strings.Contains(out.Stderr, "bad.yaml:3") || !strings.Contains(out.Stderr, `routes[0].limits.mode: "dark" is not known`) {
+		t.Errorf("%+v", out)
+	}
+	d := harness.Start(t, "proxy", "serve", "--document", doc, "--http", addr, "--admin", admin)
+	d.WaitHTTP("http://"+admin+"/readyz", 200)
+	tried := func() answered { return ask(t, http.DefaultClient, "GET", "http://"+addr+"/v1/tried") }
+	for i := range 5 {
+		res, want := tried(), 200
+		if i == 4 {
+			want = 429 // by the tenant's own limit, which is enforced
+		}
+		if res.StatusCode != want || (res.Header.Get("RateLimit") != "" || res.Header.Get("Retry-After") != "") != (want == 429) {
+			t.Errorf("request %d: %d %v", i, res.StatusCode, res.Header)
+		}
+	}
+	for _, want := range []string{`reason="",verdict="allow"} 2`, `reason="rate_tenant",verdict="refuse"} 2`} {
+		harness.Eventually(t, 5*time.Second, want, func() bool {
+			return strings.Contains(ask(t, http.DefaultClient, "GET", "http://"+admin+"/metrics").body, `cellgate_proxy_shadow_verdicts_total{policy="limits:r",`+want)
+		})
+	}
+	enforced := strings.NewReplacer(", mode: shadow", "", "rate: 4/hour", "rate: 1000/hour").Replace(shadows)
+	if err := os.WriteFile(doc, []byte(enforced), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d.Signal(syscall.SIGHUP)
+	harness.Eventually(t, 5*time.Second, "the limit is enforced", func() bool { return tried().StatusCode == 429 })
+}
+
 // H1: the platform's limit holds for every tenant together, and is no caller's fault.
 func TestThePlatformHasALimit(t *testing.T) {
 	addr, admin := harness.FreeAddr(t), harness.FreeAddr(t)

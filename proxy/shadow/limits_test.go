@@ -1,0 +1,100 @@
+package shadow
+
+import (
+	"log/slog"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/cellgate/cellgate/proxy"
+	"github.com/cellgate/cellgate/proxy/callers"
+	"github.com/cellgate/cellgate/reason"
+)
+
+const limitedDocument = `
+version: v1
+routes: [{id: r, match: {host: a.example, path: /r}, upstream: up, limits: {tenant: 2/hour, user: 1/hour, mode: shadow}}]
+upstreams: [{id: up, endpoints: ["127.0.0.1:1"]}]
+tenants: [{id: acme, hosts: [a.example], limits: {rate: 5/hour}}]
+`
+
+// from runs a request of this address, which never waits, and says why it was refused.
+func from(t *testing.T, s *proxy.Server, address string) reason.Reason {
+	t.Helper()
+	x := s.Acquire()
+	defer s.Release(x)
+	x.Start, x.Peer, x.PeerText = time.Now(), netip.MustParseAddr(address), address
+	if _, err := x.Request.Parse([]byte("GET /r HTTP/1.1\r\nHost: a.example\r\n\r\n")); err != nil {
+		t.Fatal(err)
+	}
+	if v := x.Run(time.Now()); v == proxy.Park || x.Parked {
+		t.Fatal("it waits")
+	}
+	return x.Reason
+}
+
+// J3: limits in shadow mode spend for the requests that enforcing them would have let pass, and neither refuse nor give back.
+func TestLimitsInShadowModeCountWhatTheyWouldHaveRefused(t *testing.T) {
+	w := New(byPolicy{}, nil, slog.New(slog.DiscardHandler))
+	s := serverOf(t, limitedDocument, callers.NewLimiter(time.Now()), w)
+	const first, second, third = "192.0.2.1", "192.0.2.2", "192.0.2.3"
+	for i, address := range []string{first, first, second, third, first} {
+		if why := from(t, s, address); why != reason.None {
+			t.Errorf("request %d: %v", i, why)
+		}
+	}
+	if why := from(t, s, third); why != reason.RateTenant {
+		t.Errorf("beyond what is enforced: %v", why)
+	}
+	c := w.of(subject{limits: "r"})
+	if pass, user, tenant := c[reason.None].Load(), c[reason.RateUser].Load(), c[reason.RateTenant].Load(); pass != 2 || user != 2 || tenant != 1 {
+		t.Errorf("%d pass, %d are beyond the user's limit, %d beyond the tenant's", pass, user, tenant)
+	}
+}
+
+// late is a limiter that has to be waited for twice, and then refuses; who has waited enough passes.
+type late chan struct{}
+
+func (late) Aim([]proxy.Claim) {}
+
+func (l late) Take(_ []proxy.Claim, waits int, _ time.Time) (int, <-chan struct{}) {
+	switch {
+	case waits < 2:
+		return -1, l
+	case waits == enough:
+		return -1, nil
+	}
+	return 0, nil
+}
+
+func TestALeaseIsWaitedForInPlaceOfTheRequest(t *testing.T) {
+	w, gate := New(byPolicy{}, nil, slog.New(slog.DiscardHandler)), make(late)
+	s := serverOf(t, "version: v1\nroutes: [{id: r, match: {host: a.example, path: /r}, upstream: up, limits: {user: 1/hour, mode: shadow}}]\nupstreams: [{id: up, endpoints: [\"127.0.0.1:1\"]}]\n", gate, w)
+	for range waits + 10 {
+		if why := from(t, s, "192.0.2.1"); why != reason.None {
+			t.Fatal(why)
+		}
+	}
+	c := w.of(subject{limits: "r"})
+	if n := c[reason.None].Load(); n != 10 {
+		t.Errorf("%d are decided at once, for want of room", n)
+	}
+	close(gate)
+	for end := time.Now().Add(10 * time.Second); c[reason.RateUser].Load() != waits; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d verdicts have come", c[reason.RateUser].Load())
+		}
+	}
+}
+
+func TestSpendDoesNotAllocate(t *testing.T) {
+	w, limits := New(byPolicy{}, nil, slog.New(slog.DiscardHandler)), callers.NewLimiter(time.Now())
+	list := []proxy.Claim{{Key: proxy.LimitKey{Tenant: "acme", Kind: reason.RateTenant, Route: "r"}}}
+	list[0].Limit.Rate, list[0].Limit.Burst = 1e9, 1e9
+	if n := testing.AllocsPerRun(1000, func() { w.Spend(limits, list, "id", time.Now()) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+	if n := w.of(subject{limits: "r"})[reason.None].Load(); n < 1000 {
+		t.Errorf("%d pass", n)
+	}
+}
