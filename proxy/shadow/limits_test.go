@@ -1,8 +1,11 @@
 package shadow
 
 import (
+	"context"
 	"log/slog"
 	"net/netip"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -15,7 +18,6 @@ const limitedDocument = `
 version: v1
 routes: [{id: r, match: {host: a.example, path: /r}, upstream: up, limits: {tenant: 2/hour, user: 1/hour, mode: shadow}}]
 upstreams: [{id: up, endpoints: ["127.0.0.1:1"]}]
-tenants: [{id: acme, hosts: [a.example], limits: {rate: 5/hour}}]
 `
 
 // from runs a request of this address, which never waits, and says why it was refused.
@@ -36,7 +38,7 @@ func from(t *testing.T, s *proxy.Server, address string) reason.Reason {
 // J3: limits in shadow mode spend for the requests that enforcing them would have let pass, and neither refuse nor give back.
 func TestLimitsInShadowModeCountWhatTheyWouldHaveRefused(t *testing.T) {
 	w := New(byPolicy{}, nil, slog.New(slog.DiscardHandler))
-	s := serverOf(t, limitedDocument, callers.NewLimiter(time.Now()), w)
+	s := serverOf(t, limitedDocument+"tenants: [{id: acme, hosts: [a.example], limits: {rate: 5/hour}}]\n", callers.NewLimiter(time.Now()), w)
 	const first, second, third = "192.0.2.1", "192.0.2.2", "192.0.2.3"
 	for i, address := range []string{first, first, second, third, first} {
 		if why := from(t, s, address); why != reason.None {
@@ -69,7 +71,7 @@ func (l late) Take(_ []proxy.Claim, waits int, _ time.Time) (int, <-chan struct{
 
 func TestALeaseIsWaitedForInPlaceOfTheRequest(t *testing.T) {
 	w, gate := New(byPolicy{}, nil, slog.New(slog.DiscardHandler)), make(late)
-	s := serverOf(t, "version: v1\nroutes: [{id: r, match: {host: a.example, path: /r}, upstream: up, limits: {user: 1/hour, mode: shadow}}]\nupstreams: [{id: up, endpoints: [\"127.0.0.1:1\"]}]\n", gate, w)
+	s := serverOf(t, strings.Replace(limitedDocument, "tenant: 2/hour, ", "", 1), gate, w)
 	for range waits + 10 {
 		if why := from(t, s, "192.0.2.1"); why != reason.None {
 			t.Fatal(why)
@@ -80,11 +82,25 @@ func TestALeaseIsWaitedForInPlaceOfTheRequest(t *testing.T) {
 		t.Errorf("%d are decided at once, for want of room", n)
 	}
 	close(gate)
-	for end := time.Now().Add(10 * time.Second); c[reason.RateUser].Load() != waits; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%d verdicts have come", c[reason.RateUser].Load())
-		}
+	comes(t, c, reason.RateUser, waits)
+}
+
+// The same with leases of a node that hears nothing from its region: a strict limit would have refused once its patience has ended.
+func TestLeasesThatNobodyGrantsAreDecidedInTime(t *testing.T) {
+	w, limits := New(byPolicy{}, nil, slog.New(slog.DiscardHandler)), callers.NewShared(time.Now().Add(-time.Minute))
+	limits.Leases().Connected()
+	s := serverOf(t, strings.Replace(limitedDocument, "tenant: 2/hour", "on_store_loss: deny", 1), limits, w)
+	if why := from(t, s, "192.0.2.1"); why != reason.None {
+		t.Fatal(why)
 	}
+	if len(w.waiting) != 1 {
+		t.Fatal("the lease isn't waited for")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var watch sync.WaitGroup
+	watch.Go(func() { _ = limits.Leases().Watch(ctx) })
+	t.Cleanup(func() { cancel(); watch.Wait() })
+	comes(t, w.of(subject{limits: "r"}), reason.RateUser, 1)
 }
 
 func TestSpendDoesNotAllocate(t *testing.T) {

@@ -158,9 +158,15 @@ func TestAVerdictThatIsAskedForIsCountedWhenItComes(t *testing.T) {
 		t.Errorf("%d verdicts are unknown at once", n)
 	}
 	close(gate)
-	for end := time.Now().Add(10 * time.Second); w.of(subject{policy: "pdp"})[reason.DecisionDenied].Load() != waits; time.Sleep(time.Millisecond) {
+	comes(t, w.of(subject{policy: "pdp"}), reason.DecisionDenied, waits)
+}
+
+// comes waits until so many verdicts have come.
+func comes(t *testing.T, c *counts, why reason.Reason, n uint64) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); c[why].Load() != n; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%d verdicts have come", w.of(subject{policy: "pdp"})[reason.DecisionDenied].Load())
+			t.Fatalf("%d verdicts have come", c[why].Load())
 		}
 	}
 }
