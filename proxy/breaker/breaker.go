@@ -91,6 +91,11 @@ func (b *Breaker) Allow(r *Rule, random uint64, now time.Time) bool {
 	return true
 }
 
+// apart is how much earlier a probe may seem to have begun than its breaker began to probe: the wall's clock, which since goes by, and
+// the monotonic one, which times are measured with, are read one after the other, and loops read theirs once a turn. A breaker is
+// open for longer than that, so nobody else can have begun within it.
+const apart = int64(10 * time.Millisecond)
+
 // advance goes on to the state that time has brought. Probes that were never heard of again are taken for lost.
 func (b *Breaker) advance(r *Rule, now int64) {
 	if now < b.until.Load() {
@@ -123,7 +128,7 @@ func (b *Breaker) Done(r *Rule, ok bool, took time.Duration, now time.Time) (ove
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if at-int64(took) < b.since {
+	if at-int64(took) < b.since-apart {
 		return false
 	}
 	switch State(b.state.Load()) {

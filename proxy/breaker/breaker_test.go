@@ -105,6 +105,22 @@ func TestLostProbesAreSentAgain(t *testing.T) {
 	}
 }
 
+// A probe counts although its time, by another clock, is a little longer than the breaker has been probing for.
+func TestProbesAreHeardThoughClocksDiffer(t *testing.T) {
+	for _, off := range []time.Duration{100 * time.Nanosecond, 5 * time.Millisecond} {
+		r := usual()
+		b := opened(r)
+		now := start.Add(r.For)
+		for range r.Probes {
+			b.Allow(r, 0, now)
+			b.Done(r, true, time.Second+off, now.Add(time.Second))
+		}
+		if s := b.State(r, now.Add(time.Second)); s != Restoring {
+			t.Errorf("%v: %v", off, s)
+		}
+	}
+}
+
 func TestItIsRestoredLittleByLittle(t *testing.T) {
 	r, rng := usual(), rand.New(rand.NewPCG(1, 2))
 	b, now := opened(r), start.Add(30*time.Second)
