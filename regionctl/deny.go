@@ -81,13 +81,14 @@ func (c *Controller) postPermission(r *call) (any, error) {
 		return nil, err
 	}
 	e.Removed = true
-	live := denylist.Live(c.ledger.entries(), c.opt.Now())
-	i := slices.IndexFunc(live, func(l denylist.Entry) bool { return l.Name() == e.Name() })
+	// A removal may be said again: who was told that nobody kept it has to.
+	known := denylist.Current(c.ledger.entries(), c.opt.Now())
+	i := slices.IndexFunc(known, func(k denylist.Entry) bool { return k.Name() == e.Name() })
 	if i < 0 {
-		return nil, notFound("there is no denial of %s %q %s%s", e.Kind, e.ID, where(e.Region), otherwise(live, e))
+		return nil, notFound("there is no denial of %s %q %s%s", e.Kind, e.ID, where(e.Region), otherwise(denylist.Live(known, c.opt.Now()), e))
 	}
-	if live[i].Expires.After(e.Expires) {
-		e.Expires = live[i].Expires // nobody may believe the denial longer than he remembers the removal
+	if known[i].Expires.After(e.Expires) {
+		e.Expires = known[i].Expires // nobody may believe the denial longer than he remembers the removal
 	}
 	return c.deny(r, req, e, "permit")
 }

@@ -441,6 +441,9 @@ func TestADenialReachesEveryNodeWithinTwoSecondsWithoutGlobalStore(t *testing.T)
 		t.Fatal(f)
 	}
 	w.everyNode("all nodes know of the removal", 2*time.Second, func(n *node) bool { return !n.denies("bob") })
+	if code, f := w.ask("eu-west", "POST", "/v1/denials:remove", DenyRequest{Kind: "user", ID: "bob", Reason: "mistake"}, nil); code != 200 {
+		t.Errorf("said again, as one must who was told that nobody kept it: %v", f)
+	}
 	var list Denials
 	if w.ask("us-east", "GET", "/v1/denials?region=us-east", nil, &list); len(list.Entries) != 1 || list.Entries[0].ID != "ann" {
 		t.Errorf("%+v", list)
