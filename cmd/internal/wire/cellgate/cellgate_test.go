@@ -462,11 +462,15 @@ func TestReadinessNamesWhatIsMissing(t *testing.T) {
 	if err := parse(whole); err != nil {
 		t.Errorf("a whole world: %v", err)
 	}
+	if err := parse(strings.Replace(whole, `{`, `{"rollout":{"version":2,"previous":1,"state":"held"},`, 1)); err != nil {
+		t.Errorf("a world that starts again amid a later rollout: %v", err)
+	}
 	for text, want := range map[string]string{
 		`{"version":0}`: "nothing is published",
 		strings.Replace(whole, `2","served":1`, `2","served":0`, 1):       "eu-west/a/2",
 		strings.Replace(whole, `"healthy":true`, `"healthy":null`, 1):     "1 of 1 cells",
 		strings.Replace(whole, `{"id":"eu-west/a/1","served":1},`, "", 1): "eu-west/a/1",
+		strings.Replace(whole, `{`, `{"rollout":{"version":1},`, 1):       "first version",
 	} {
 		if err := parse(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", text, err, want)

@@ -40,7 +40,10 @@ func (o operator) run(ctx context.Context, args ...string) ([]byte, error) {
 // worldStatus is what of `regionctl status -o json` says whether the world is ready.
 type worldStatus struct {
 	Version uint64 `json:"version"`
-	Nodes   []struct {
+	Rollout *struct {
+		Previous uint64 `json:"previous"`
+	} `json:"rollout"`
+	Nodes []struct {
 		ID     cells.NodeID `json:"id"`
 		Served uint64       `json:"served"`
 	} `json:"nodes"`
@@ -89,8 +92,8 @@ func (r *readiness) publishFirst(ctx context.Context, document string) error {
 	})
 }
 
-// wait returns when every region's controller lists every node with the published version served and every cell healthy,
-// and the DNS sends each region's clients to it, the same twice in a row.
+// wait returns when every region's controller lists every node with the published version served, the first version's rollout
+// done and every cell healthy, and the DNS sends each region's clients to it, the same twice in a row.
 func (r *readiness) wait(ctx context.Context) error {
 	for i, o := range r.operators {
 		what := fmt.Sprintf("nodes and cells as %s sees them", r.topology.Regions[i].ID)
@@ -141,6 +144,8 @@ func (r *readiness) missing(s worldStatus) error {
 		return errors.New("nothing is published")
 	case len(behind) > 0:
 		return fmt.Errorf("%d of %d nodes don't serve version %d yet (%s …)", len(behind), nodes, s.Version, behind[0])
+	case s.Rollout != nil && s.Rollout.Previous == 0:
+		return errors.New("the rollout of the first version has not ended yet")
 	case len(sick) > 0:
 		return fmt.Errorf("%d of %d cells are not known to be healthy yet (%s …)", len(sick), len(s.Cells), sick[0])
 	}
