@@ -16,7 +16,7 @@ type spender struct {
 
 func (*spender) Try(*Exchange, *program.Route, *Identity, time.Time) {}
 
-func (s *spender) Spend(_ Limiter, list []Claim, _ string, _ time.Time) {
+func (s *spender) Spend(_ *program.Match, _ string, _ Limiter, list []Claim, _ time.Time) {
 	s.n, s.last = s.n+1, list[len(list)-1]
 }
 

@@ -9,8 +9,7 @@ import (
 
 // buckets names the buckets that count the caller.
 func buckets(x *Exchange) Verdict {
-	r := x.match.Route
-	list := claims.Of(x.claims[:0], x.table.program, x.match.Tenant, r, x.identity.Consumer, x.counted(&r.User))
+	list := x.claim(false)
 	if x.claimed = len(list); x.claimed == 0 {
 		return Next
 	}
@@ -32,10 +31,16 @@ func limits(x *Exchange) Verdict {
 		}
 		x.passed |= record.Admitted
 	}
-	if x.match.Route.Tried != nil && x.server.opts.Shadow != nil {
+	if x.server.opts.Shadow != nil && x.table.program.Tries(x.match.Route) {
 		x.spend()
 	}
 	return Next
+}
+
+// claim lists the claims of the exchange on limits that are enforced, or on those that are only tried.
+func (x *Exchange) claim(tried bool) []Claim {
+	r := x.match.Route
+	return claims.Of(x.claims[:0], tried, x.table.program, x.match.Tenant, r, x.identity.Consumer, x.counted(&r.User))
 }
 
 // counted is whom a limit of users counts; empty if there is none.

@@ -3,15 +3,14 @@ package proxy
 import (
 	"time"
 
-	"github.com/cellgate/cellgate/proxy/claims"
 	"github.com/cellgate/cellgate/proxy/program"
 )
 
-// Shadow is told of exchanges on routes with policies, or limits, in shadow mode (J3). It must not block, nor change anything.
+// Shadow is told of exchanges that policies, or limits, in shadow mode are about (J3). It must not block, nor change anything.
 type Shadow interface {
 	Try(x *Exchange, on *program.Route, as *Identity, now time.Time)
-	// Spend takes from the buckets of the limits of a route, for the exchange of that id. The strings are valid during the call only.
-	Spend(from Limiter, list []Claim, id string, now time.Time)
+	// Spend takes the claims on limits in shadow mode of the exchange with that id. Id and list are valid during the call only.
+	Spend(at *program.Match, id string, from Limiter, list []Claim, now time.Time)
 }
 
 // try shows an exchange that what is enforced has let in to what is not.
@@ -29,7 +28,5 @@ func (x *Exchange) Shown(policy int32) (c Credentials, whole bool) {
 
 // spend takes from the buckets that are not enforced yet, for an exchange that those that are have let pass.
 func (x *Exchange) spend() {
-	r := x.match.Route
-	list := claims.Tried(x.claims[:0], x.match.Tenant, r, x.counted(&r.Tried.User))
-	x.server.opts.Shadow.Spend(x.server.opts.Limits, list, x.ID(), x.now)
+	x.server.opts.Shadow.Spend(&x.match, x.ID(), x.server.opts.Limits, x.claim(true), x.now)
 }

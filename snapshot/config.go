@@ -238,7 +238,11 @@ type Plan struct {
 	QuotaPerDay uint64 `json:"quota_per_day,omitempty"` // worldwide, from 00:00 UTC
 	Scope       string `json:"scope,omitempty"`         // of the rate; as in Limits
 	OnStoreLoss string `json:"on_store_loss,omitempty"` // as in Limits
+	Mode        string `json:"mode,omitempty"`          // as in Limits
 }
+
+// Shadow says whether rate and quota are only tried.
+func (p *Plan) Shadow() bool { return p.Mode == ModeShadow }
 
 // Consumer is a client organisation with its plan and key hashes ("sha256:" + hex of SHA-256 of the whole key).
 type Consumer struct {
@@ -262,7 +266,11 @@ type TenantLimits struct {
 	Rate        Rate   `json:"rate,omitzero"`
 	Scope       string `json:"scope,omitempty"`         // as in Limits
 	OnStoreLoss string `json:"on_store_loss,omitempty"` // as in Limits
+	Mode        string `json:"mode,omitempty"`          // as in Limits
 }
+
+// Shadow says whether the rate is only tried.
+func (l *TenantLimits) Shadow() bool { return l.Mode == ModeShadow }
 
 // Platform is the id of the tenant that all tenants are together: it has no hosts, and its rate is everybody's (H1).
 const Platform = "*"

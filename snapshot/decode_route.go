@@ -389,15 +389,12 @@ func (d *decoder) limits(o object, l *Limits) {
 	l.Tenant = in.rate("tenant")
 	l.User = in.rate("user")
 	some := in.get("tenant") != nil || in.get("user") != nil
-	const hint = "write tenant or user beside it"
-	l.Scope, l.OnStoreLoss = in.shared(some, some, hint)
-	if l.Mode = in.mode(); in.get("mode") != nil && !some {
-		in.wrong("mode", "has no limit to apply to", hint)
-	}
+	l.Scope, l.OnStoreLoss, l.Mode = in.shared(some, some, "write tenant or user beside it")
 }
 
-// shared reads how a limit is kept together. Rate and any say whether there is a rate, and anything, that it would apply to.
-func (o object) shared(rate, any bool, hint string) (scope, onLoss string) {
+// shared reads how a limit is kept together, and whether it is enforced. Rate and any say whether there is a rate, and anything,
+// that it would apply to.
+func (o object) shared(rate, any bool, hint string) (scope, onLoss, mode string) {
 	if scope = o.oneOf("scope", "", "global", ScopeRegion, ScopeCell); scope == "global" {
 		scope = ""
 	}
@@ -407,10 +404,13 @@ func (o object) shared(rate, any bool, hint string) (scope, onLoss string) {
 	if o.get("scope") != nil && !rate {
 		o.wrong("scope", "has no rate to apply to", hint)
 	}
-	if o.get("on_store_loss") != nil && !any {
-		o.wrong("on_store_loss", "has no limit to apply to", hint)
+	mode = o.mode()
+	for _, key := range []string{"on_store_loss", "mode"} {
+		if o.get(key) != nil && !any {
+			o.wrong(key, "has no limit to apply to", hint)
+		}
 	}
-	return scope, onLoss
+	return scope, onLoss, mode
 }
 
 func (o object) rate(key string) Rate {

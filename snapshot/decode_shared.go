@@ -21,10 +21,10 @@ var (
 	timeoutKeys   = []string{"connect", "response_header", "idle"}
 	tlsKeys       = []string{"ca", "server_name", "client_cert"}
 	jwtKeys       = []string{"issuer", "audience", "jwks", "scopes", "algorithms", "consumer_claim", "max_token_lifetime", "ignore_cnf"}
-	planKeys      = []string{"id", "rate_per_sec", "quota_per_day", "scope", "on_store_loss"}
+	planKeys      = []string{"id", "rate_per_sec", "quota_per_day", "scope", "on_store_loss", "mode"}
 	consumerKeys  = []string{"id", "plan", "api_key_hashes"}
 	tenantKeys    = []string{"id", "hosts", "shard", "class", "limits"}
-	tenantLimits  = []string{"rate", "scope", "on_store_loss"}
+	tenantLimits  = []string{"rate", "scope", "on_store_loss", "mode"}
 	sampleKeys    = []string{"request", "expect"}
 	requestKeys   = []string{"method", "url", "headers"}
 	expectKeys    = []string{"route", "upstream", "status"}
@@ -244,9 +244,9 @@ func (d *decoder) plan(n *yaml.Node, s spot, p *at) {
 	rate, _ := o.int("rate_per_sec", 1, maxRate)
 	quota, _ := o.int("quota_per_day", 1, 1<<53)
 	hasRate := o.get("rate_per_sec") != nil
-	scope, onLoss := o.shared(hasRate, hasRate || o.get("quota_per_day") != nil, "a scope is of rate_per_sec; a quota is worldwide")
+	scope, onLoss, mode := o.shared(hasRate, hasRate || o.get("quota_per_day") != nil, "a scope is of rate_per_sec; a quota is worldwide")
 	if ok {
-		d.cfg.Plans = append(d.cfg.Plans, Plan{id, uint64(rate), uint64(quota), scope, onLoss})
+		d.cfg.Plans = append(d.cfg.Plans, Plan{id, uint64(rate), uint64(quota), scope, onLoss, mode})
 	}
 }
 
@@ -316,7 +316,7 @@ func (d *decoder) tenant(n *yaml.Node, s spot, p *at) {
 		if in, ok := d.object(n, p.child("limits"), tenantLimits); ok {
 			t.Limits.Rate = in.rate("rate")
 			some := in.get("rate") != nil
-			t.Limits.Scope, t.Limits.OnStoreLoss = in.shared(some, some, "write rate beside it")
+			t.Limits.Scope, t.Limits.OnStoreLoss, t.Limits.Mode = in.shared(some, some, "write rate beside it")
 		}
 	}
 	if id == Platform {

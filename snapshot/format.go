@@ -189,6 +189,7 @@ type docPlan struct {
 	QuotaPerDay uint64 `yaml:"quota_per_day,omitempty"`
 	Scope       string `yaml:"scope,omitempty"`
 	OnStoreLoss string `yaml:"on_store_loss,omitempty"`
+	Mode        string `yaml:"mode,omitempty"`
 }
 
 type docConsumer struct {
@@ -209,6 +210,7 @@ type docTenantLimits struct {
 	Rate        string `yaml:"rate,omitempty"`
 	Scope       string `yaml:"scope,omitempty"`
 	OnStoreLoss string `yaml:"on_store_loss,omitempty"`
+	Mode        string `yaml:"mode,omitempty"`
 }
 
 type docSample struct {
@@ -363,7 +365,7 @@ func optional(d time.Duration) string {
 func formatTenant(t *Tenant) docTenant {
 	d := docTenant{ID: t.ID, Hosts: t.Hosts, Shard: t.Shard, Class: string(t.Class)}
 	if l := t.Limits; l != (TenantLimits{}) {
-		d.Limits = &docTenantLimits{l.Rate.String(), l.Scope, l.OnStoreLoss}
+		d.Limits = &docTenantLimits{l.Rate.String(), l.Scope, l.OnStoreLoss, l.Mode}
 	}
 	return d
 }

@@ -44,7 +44,7 @@ func PolicyKinds() (names []string) {
 	return names
 }
 
-// ModeShadow is the mode of a policy, or of a route's limits, whose verdicts are counted and change nothing (J3).
+// ModeShadow is the mode of a policy, or of the limits of a route, tenant or plan, whose verdicts are counted and change nothing (J3).
 const ModeShadow = "shadow"
 
 // Shadow says whether the policy is only tried.
@@ -53,7 +53,8 @@ func (p *Policy) Shadow() bool { return p.Mode == ModeShadow }
 // The least forms of readers that know the mode of policies and that of limits: an older one would enforce them.
 const (
 	sinceShadow       = 7
-	sinceShadowLimits = 10
+	sinceShadowLimits = 10 // of routes
+	sinceShadowRates  = 11 // of tenants and plans
 )
 
 // tried says whether policies of the kind may be in shadow mode: those that give a verdict, and change nothing else.
@@ -86,6 +87,9 @@ func (c *Config) minReader() int {
 		if c.Routes[i].Limits.Shadow() {
 			least = max(least, sinceShadowLimits)
 		}
+	}
+	if slices.ContainsFunc(c.Tenants, func(t Tenant) bool { return t.Limits.Shadow() }) || slices.ContainsFunc(c.Plans, func(p Plan) bool { return p.Shadow() }) {
+		least = max(least, sinceShadowRates)
 	}
 	for i := range c.Policies {
 		if c.Policies[i].Shadow() {

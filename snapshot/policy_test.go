@@ -21,7 +21,7 @@ func documentIn(t testing.TB, name string) *Config {
 // TestPoliciesHaveTheGoldenForms guards what newer forms add, in documents and as it is stored. What an older reader would pass over
 // in silence it must refuse (D9); what it knows it gets as ever.
 func TestPoliciesHaveTheGoldenForms(t *testing.T) {
-	for kind, reader := range map[string]int{"policies": 2, "callers": 3, "edits": 5, "asked": 7, "certificates": 8, "signed": 9, "tried": 10} {
+	for kind, reader := range map[string]int{"policies": 2, "callers": 3, "edits": 5, "asked": 7, "certificates": 8, "signed": 9, "tried": 10, "rates": 11} {
 		cfg := documentIn(t, kind+".yaml")
 		doc, err := Format(cfg)
 		if err != nil {
@@ -42,8 +42,9 @@ func TestPoliciesHaveTheGoldenForms(t *testing.T) {
 			t.Errorf("the canonical document means something else: %v", problems)
 		}
 		opened, err := Open(sealed(t, cfg))
-		if err != nil || !reflect.DeepEqual(opened.Policies, cfg.Policies) || !reflect.DeepEqual(opened.Routes, cfg.Routes) {
-			t.Errorf("%v\n%+v\n%+v", err, opened, cfg.Policies)
+		if err != nil || !reflect.DeepEqual(opened.Policies, cfg.Policies) || !reflect.DeepEqual(opened.Routes, cfg.Routes) ||
+			!reflect.DeepEqual(opened.Plans, cfg.Plans) || !reflect.DeepEqual(opened.Tenants, cfg.Tenants) {
+			t.Errorf("%v\n%+v\n%+v", err, opened, cfg)
 		}
 		if m := sealed(t, cfg).Manifest; m.MinReader != reader || m.Form != Form {
 			t.Errorf("form %d for readers of %d", m.Form, m.MinReader)

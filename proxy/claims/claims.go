@@ -1,6 +1,6 @@
 // Package claims says which buckets count a request: everybody's, its tenant's, its consumer's plan and day, its user's.
 //
-//	list := claims.Of(list[:0], program, tenant, route, consumer, user)
+//	list := claims.Of(list[:0], false, program, tenant, route, consumer, user)
 package claims
 
 import (
@@ -28,6 +28,7 @@ type Claim struct {
 	Key   Key
 	Limit quota.Limit // of all nodes that keep it together
 	Alone limit.Limit // of a node that is alone; zero = what Limit's rate and burst come to
+	Plan  string      // whose limit it is, if a plan's
 
 	Bucket     limit.Key
 	RetryAfter time.Duration // until one token will be there
@@ -44,29 +45,28 @@ type Key struct {
 // Most is how many buckets may count one request.
 const Most = 6
 
-// Of adds the claims of a request to a list. user is whom the route's user limit counts; consumer may be empty.
-func Of(list []Claim, p *program.Program, tenant string, r *program.Route, consumer, user string) []Claim {
-	list = add(list, reason.RatePlatform, snapshot.Platform, p.PlatformRate(), "", "")
-	list = add(list, reason.RateTenant, tenant, p.TenantRate(tenant), "", "")
-	list = add(list, reason.RateTenant, tenant, &r.Tenant, r.ID, "")
+// Of adds the claims of a request to a list: those of limits that are enforced, or, tried, those of limits in shadow mode, by the
+// names that they would have if they were enforced. The latter are to be taken once the former have been: what is only tried is no
+// reason for anything. user is whom the route's user limit counts; consumer may be empty.
+func Of(list []Claim, tried bool, p *program.Program, tenant string, r *program.Route, consumer, user string) []Claim {
+	list = add(list, tried, reason.RatePlatform, snapshot.Platform, p.PlatformRate(), "", "")
+	list = add(list, tried, reason.RateTenant, tenant, p.TenantRate(tenant), "", "")
 	if consumer != "" {
 		if plan := p.Plan(consumer); plan != nil {
-			list = add(list, reason.QuotaConsumer, tenant, &plan.Day, "", consumer)
-			list = add(list, reason.RateConsumer, tenant, &plan.Rate, "", consumer)
+			before := len(list)
+			list = add(list, tried, reason.QuotaConsumer, tenant, &plan.Day, "", consumer)
+			list = add(list, tried, reason.RateConsumer, tenant, &plan.Rate, "", consumer)
+			for i := before; i < len(list); i++ {
+				list[i].Plan = plan.ID
+			}
 		}
 	}
-	return add(list, reason.RateUser, tenant, &r.User, r.ID, user)
+	list = add(list, tried, reason.RateTenant, tenant, &r.Tenant, r.ID, "")
+	return add(list, tried, reason.RateUser, tenant, &r.User, r.ID, user)
 }
 
-// Tried adds those of a route's limits in shadow mode, by the names that they would have if they were enforced. They are to be
-// taken apart from all others, once those have been: what is only tried is no reason for anything.
-func Tried(list []Claim, tenant string, r *program.Route, user string) []Claim {
-	list = add(list, reason.RateTenant, tenant, &r.Tried.Tenant, r.ID, "")
-	return add(list, reason.RateUser, tenant, &r.Tried.User, r.ID, user)
-}
-
-func add(list []Claim, kind reason.Reason, tenant string, rule *program.Rule, route, caller string) []Claim {
-	if rule == nil || rule.None() {
+func add(list []Claim, tried bool, kind reason.Reason, tenant string, rule *program.Rule, route, caller string) []Claim {
+	if rule == nil || rule.None() || rule.Tried != tried {
 		return list
 	}
 	return append(list, Claim{Key: Key{Tenant: tenant, Kind: kind, Route: route, Caller: caller}, Limit: rule.Limit, Alone: rule.Alone})

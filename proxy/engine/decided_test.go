@@ -111,15 +111,19 @@ policies:
   - {id: key, mode: shadow, api_key: {}}
   - {id: roles, mode: shadow, authz: {roles: [admin]}}
   - {id: web, mode: shadow, cors: {origins: ["https://app.test"]}}
+plans: [{id: pro, quota_per_day: 1, mode: shadow}]
+consumers: [{id: c, plan: pro}]
+tenants: [{id: acme, hosts: [a.example], limits: {rate: 1/hour, mode: shadow}}]
 `
 
-// nextRefuses is onlyIn, but that the policy "next" lets nobody in.
+// nextRefuses is onlyIn, but that the policy "next" lets nobody in, and that everybody else is the consumer c.
 type nextRefuses struct{ onlyIn }
 
 func (n nextRefuses) Authenticate(c *proxy.Credentials, id *proxy.Identity, now time.Time) (reason.Reason, <-chan struct{}) {
 	if c.Policy.ID == "next" {
 		return reason.ScopeMissing, nil
 	}
+	id.Consumer = "c"
 	return n.onlyIn.Authenticate(c, id, now)
 }
 
@@ -159,7 +163,8 @@ func TestShadowsAreCountedAndChangeNothingOnEveryEngineAndProtocol(t *testing.T)
 		}
 	}
 	n := 2 * worlds
-	if want := map[string]int{"limits:tried allow ": worlds, "limits:tried refuse rate_tenant": worlds, "next refuse scope_missing": n, "key allow ": n, "roles refuse role_missing": n, "web refuse cors_refused": n}; worlds < 10 || !maps.Equal(got, want) {
+	if want := map[string]int{"limits:tried allow ": worlds, "limits:tried refuse rate_tenant": worlds,
+		"tenant:acme allow ": worlds, "tenant:acme refuse rate_tenant": worlds, "plan:pro allow ": worlds, "plan:pro refuse quota_consumer": worlds, "next refuse scope_missing": n, "key allow ": n, "roles refuse role_missing": n, "web refuse cors_refused": n}; worlds < 10 || !maps.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
 }

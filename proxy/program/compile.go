@@ -94,8 +94,8 @@ func (p *Program) compileCallers(s *snapshot.Snapshot, shared *snapshot.Config, 
 	p.plans = make(map[string]*Plan, len(shared.Consumers))
 	for _, c := range shared.Consumers {
 		if compiled[c.Plan] == nil {
-			plan := planOf(plans[c.Plan])
-			compiled[c.Plan] = &plan
+			compiled[c.Plan] = planOf(plans[c.Plan])
+			p.tries = p.tries || compiled[c.Plan].Day.Tried || compiled[c.Plan].Rate.Tried
 		}
 		p.plans[c.ID] = compiled[c.Plan]
 		p.Consumers = append(p.Consumers, Consumer{ID: c.ID})
@@ -299,8 +299,8 @@ type termsOfOne struct {
 }
 
 func newTerms(s Settings, branches []Branch, rules []int32) *Terms {
-	of := Terms{Settings: s, Rules: rules}
-	of.limit(&s.Limits)
+	l := &s.Limits
+	of := Terms{Settings: s, Rules: rules, Tenant: rateOf(l.Tenant, l.Scope, l.OnStoreLoss, l.Mode), User: rateOf(l.User, l.Scope, l.OnStoreLoss, l.Mode)}
 	if len(branches) > 1 {
 		of.Branches = slices.Clone(branches)
 		return &of
@@ -346,7 +346,8 @@ func (p *Program) compileIndex(tenants []snapshot.Tenant) error {
 			if p.limited == nil {
 				p.limited, p.rates = map[string]snapshot.TenantLimits{}, map[string]*Rule{}
 			}
-			rate := rateOf(t.Limits.Rate, t.Limits.Scope, t.Limits.OnStoreLoss)
+			rate := rateOf(t.Limits.Rate, t.Limits.Scope, t.Limits.OnStoreLoss, t.Limits.Mode)
+			p.tries = p.tries || rate.Tried
 			p.limited[t.ID], p.rates[t.ID] = t.Limits, &rate
 			if t.ID == snapshot.Platform {
 				p.all = &rate

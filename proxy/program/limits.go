@@ -12,45 +12,40 @@ import (
 type Rule struct {
 	quota.Limit
 	Alone limit.Limit
+	Tried bool // it is in shadow mode: nobody is refused by it
 }
 
 // None says whether nothing is limited.
 func (r *Rule) None() bool { return r.Rate == 0 && r.Day == 0 }
 
-// Tried are the limits of a route in shadow mode.
-type Tried struct{ Tenant, User Rule }
-
-// limit takes over what the limits come to, which is enforced or only tried.
-func (t *Terms) limit(l *snapshot.Limits) {
-	tenant, user := rateOf(l.Tenant, l.Scope, l.OnStoreLoss), rateOf(l.User, l.Scope, l.OnStoreLoss)
-	if l.Shadow() {
-		t.Tried = &Tried{tenant, user}
-		return
-	}
-	t.Tenant, t.User = tenant, user
+// Plan is what a consumer's plan comes to.
+type Plan struct {
+	ID        string
+	Day, Rate Rule
 }
 
-// Plan is what a consumer's plan comes to.
-type Plan struct{ Day, Rate Rule }
-
-func planOf(p snapshot.Plan) (c Plan) {
+func planOf(p snapshot.Plan) *Plan {
+	c := Plan{ID: p.ID}
 	if p.QuotaPerDay > 0 {
-		c.Day = newRule(quota.PerDay(p.QuotaPerDay), "", p.OnStoreLoss)
+		c.Day = newRule(quota.PerDay(p.QuotaPerDay), "", p.OnStoreLoss, p.Mode)
 	}
 	if p.RatePerSec > 0 {
-		c.Rate = newRule(quota.Per(p.RatePerSec, time.Second), p.Scope, p.OnStoreLoss)
+		c.Rate = newRule(quota.Per(p.RatePerSec, time.Second), p.Scope, p.OnStoreLoss, p.Mode)
 	}
-	return c
+	return &c
 }
 
-func rateOf(r snapshot.Rate, scope, onLoss string) Rule {
+// Tries says whether any limit that may count requests of the route is in shadow mode.
+func (p *Program) Tries(r *Route) bool { return p.tries || r.Tenant.Tried || r.User.Tried }
+
+func rateOf(r snapshot.Rate, scope, onLoss, mode string) Rule {
 	if r.Requests == 0 {
 		return Rule{}
 	}
-	return newRule(quota.Per(r.Requests, r.Per), scope, onLoss)
+	return newRule(quota.Per(r.Requests, r.Per), scope, onLoss, mode)
 }
 
-func newRule(l quota.Limit, scope, onLoss string) Rule {
+func newRule(l quota.Limit, scope, onLoss, mode string) Rule {
 	switch scope {
 	case snapshot.ScopeRegion:
 		l.Scope = quota.Region
@@ -58,5 +53,5 @@ func newRule(l quota.Limit, scope, onLoss string) Rule {
 		l.Scope = quota.Cell
 	}
 	l.Strict = onLoss == snapshot.LossDeny
-	return Rule{Limit: l, Alone: limit.PerSecond(l.Rate, l.Burst)}
+	return Rule{Limit: l, Alone: limit.PerSecond(l.Rate, l.Burst), Tried: mode == snapshot.ModeShadow}
 }

@@ -37,6 +37,7 @@ type Program struct {
 	rates   map[string]*Rule                 // what they come to
 	trusts  map[string]*Trust                // by the host of routes that ask for certificates
 	all     *Rule                            // of all tenants together; nil = no limit
+	tries   bool                             // rates of tenants, or plans of consumers, are in shadow mode
 	names   snapshot.Digest                  // of the ids that compiled routes refer to by number
 	fresh   [][]byte                         // the memory of what this compilation has made
 	callers snapshot.Digest                  // of the policies and consumers that Identity was compiled from
@@ -58,8 +59,7 @@ type Terms struct {
 	Branches []Branch // one for a plain upstream; weights as the author wrote them
 	Rules    []int32  // indexes into Program.Policies of what is asked of an identified caller
 
-	Tenant, User Rule   // what Limits come to, if they are enforced
-	Tried        *Tried // what they come to in shadow mode; nil = they aren't
+	Tenant, User Rule // what Limits come to
 
 	Shadows []int32 // indexes into Program.Policies of what is only tried
 

@@ -324,42 +324,40 @@ func edited(e *snapshot.Edits) int { return len(e.Remove) + len(e.Rename) + len(
 
 // limitVerdicts are the limits that count the request.
 func (p *Program) limitVerdicts(m *Match, consumer string) (all []Verdict) {
-	add := func(whose, rate string, r reason.Reason, strict bool) {
+	add := func(whose, rate string, r reason.Reason, strict, tried bool) {
 		v := Verdict{Policy: whose, Kind: "limit", Verdict: Depends, Why: fmt.Sprintf("%s; beyond: %d %s", rate, r.Status(), r)}
 		v.Fails, v.OnFailure = Open, "on loss of the quota service: local_share, each node goes on with its part, together at most 1.5 times the limit"
 		if strict {
 			v.Fails, v.OnFailure = Closed, "on loss of the quota service: deny, refuses with "+fmt.Sprint(r.Status())+" "+r.String()
 		}
+		if tried {
+			v.try()
+		}
 		all = append(all, v)
 	}
 	if l := p.TenantLimits(snapshot.Platform); l.Rate.Requests > 0 {
-		add("platform", l.Rate.String(), reason.RatePlatform, l.OnStoreLoss == snapshot.LossDeny)
+		add("platform", l.Rate.String(), reason.RatePlatform, l.OnStoreLoss == snapshot.LossDeny, l.Shadow())
 	}
 	if l := p.TenantLimits(m.Tenant); l.Rate.Requests > 0 {
-		add("tenant "+m.Tenant, l.Rate.String(), reason.RateTenant, l.OnStoreLoss == snapshot.LossDeny)
+		add("tenant "+m.Tenant, l.Rate.String(), reason.RateTenant, l.OnStoreLoss == snapshot.LossDeny, l.Shadow())
 	}
-	ofRoute := func(whose string, rate snapshot.Rate, r reason.Reason) {
-		l := &m.Route.Limits
-		if rate.Requests == 0 {
-			return
-		}
-		add(whose+" on this route", rate.String(), r, l.OnStoreLoss == snapshot.LossDeny)
-		if l.Shadow() {
-			all[len(all)-1].try()
-		}
-	}
-	ofRoute("tenant "+m.Tenant, m.Route.Limits.Tenant, reason.RateTenant)
 	if plan := p.Plan(consumer); plan != nil {
 		if !plan.Day.None() {
-			add("consumer "+consumer, fmt.Sprintf("%d/day", plan.Day.Limit.Day), reason.QuotaConsumer, plan.Day.Strict)
+			add("consumer "+consumer, fmt.Sprintf("%d/day", plan.Day.Limit.Day), reason.QuotaConsumer, plan.Day.Strict, plan.Day.Tried)
 		}
 		if !plan.Rate.None() {
-			add("consumer "+consumer, fmt.Sprintf("%g/second", plan.Rate.Rate), reason.RateConsumer, plan.Rate.Strict)
+			add("consumer "+consumer, fmt.Sprintf("%g/second", plan.Rate.Rate), reason.RateConsumer, plan.Rate.Strict, plan.Rate.Tried)
 		}
 	} else if consumer == "" && m.Route.Policy >= 0 {
 		all = append(all, Verdict{Policy: "consumer", Kind: "limit", Verdict: Depends, Why: "the plan of the caller's consumer, which is not known here", Fails: Open,
 			OnFailure: "on loss of the quota service: as the plan says"})
 	}
-	ofRoute("user", m.Route.Limits.User, reason.RateUser)
+	l := &m.Route.Limits
+	if l.Tenant.Requests > 0 {
+		add("tenant "+m.Tenant+" on this route", l.Tenant.String(), reason.RateTenant, l.OnStoreLoss == snapshot.LossDeny, l.Shadow())
+	}
+	if l.User.Requests > 0 {
+		add("user on this route", l.User.String(), reason.RateUser, l.OnStoreLoss == snapshot.LossDeny, l.Shadow())
+	}
 	return all
 }

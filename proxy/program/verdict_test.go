@@ -143,7 +143,7 @@ func TestVerdictsStandInTheOrderInWhichANodeAsks(t *testing.T) {
 	for _, v := range all {
 		got = append(got, v.Policy+" "+v.Fails)
 	}
-	want := "cors local, api-key closed, authz local, decision closed, tried open, platform open, tenant main open, tenant main on this route closed, consumer acme closed, consumer acme closed, user on this route closed, transform local"
+	want := "cors local, api-key closed, authz local, decision closed, tried open, platform open, tenant main open, consumer acme closed, consumer acme closed, tenant main on this route closed, user on this route closed, transform local"
 	if strings.Join(got, ", ") != want {
 		t.Errorf("%s\nwant %s", strings.Join(got, ", "), want)
 	}
@@ -164,5 +164,20 @@ func TestLimitsInShadowModeSaySo(t *testing.T) {
 	}
 	if want := "key false closed, platform false open, tenant main false open, consumer acme false closed, consumer acme false closed, tenant main on this route true open, user on this route true open"; strings.Join(got, ", ") != want {
 		t.Errorf("%s\nwant %s", strings.Join(got, ", "), want)
+	}
+	p := compile(t, `version: v1
+routes: [{id: r, match: {host: a.test, path: /r}, upstream: u}]
+upstreams: [{id: u, endpoints: ["10.0.0.1:80"]}]
+plans: [{id: pro, rate_per_sec: 50, quota_per_day: 1000, mode: shadow}]
+consumers: [{id: acme, plan: pro}]
+tenants: [{id: "*", limits: {rate: 9000/second, mode: shadow}}, {id: main, hosts: [a.test], limits: {rate: 900/second, mode: shadow}}]
+`, nil)
+	req, err := ParseRequest("GET", "https://a.test/r", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	verdicts := p.Explain(req, Caller{Consumer: "acme"}, time.Unix(1000, 0)).Verdicts
+	if len(verdicts) != 4 || slices.ContainsFunc(verdicts, func(v Verdict) bool { return !v.Shadow }) {
+		t.Errorf("%+v", verdicts)
 	}
 }

@@ -7,21 +7,40 @@ import (
 	"time"
 
 	"github.com/cellgate/cellgate/proxy"
+	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/reason"
 )
 
 // enough is more often than any limiter lets a request wait.
 const enough = math.MaxInt
 
-// Spend implements proxy.Shadow. The limits of a route are one subject: what one of them would have refused spends nothing of the
-// others, as if they were enforced. What is enforced has let the exchange pass already, and hears nothing of it.
-func (w *Watcher) Spend(from proxy.Limiter, list []proxy.Claim, id string, now time.Time) {
-	if len(list) == 0 {
-		return
-	}
-	k := &list[0].Key
-	e := evidence{subject: subject{limits: k.Route}, route: k.Route, tenant: k.Tenant, id: id}
+// Spend implements proxy.Shadow. The limits of a tenant, a plan or a route are one subject: what one of them would have refused
+// spends nothing of the others, as if they were enforced. What is enforced has let the exchange pass already, and hears nothing of
+// it, nor do other subjects.
+func (w *Watcher) Spend(at *program.Match, id string, from proxy.Limiter, list []proxy.Claim, now time.Time) {
 	from.Aim(list)
+	for len(list) > 0 {
+		s, n := whose(&list[0]), 1
+		for n < len(list) && whose(&list[n]) == s {
+			n++
+		}
+		w.spend(evidence{subject: s, route: at.Route.ID, tenant: at.Tenant, id: id}, from, list[:n], now)
+		list = list[n:]
+	}
+}
+
+// whose limit a claim is on.
+func whose(c *proxy.Claim) subject {
+	switch {
+	case c.Key.Route != "":
+		return subject{"limits", c.Key.Route}
+	case c.Plan != "":
+		return subject{"plan", c.Plan}
+	}
+	return subject{"tenant", c.Key.Tenant}
+}
+
+func (w *Watcher) spend(e evidence, from proxy.Limiter, list []proxy.Claim, now time.Time) {
 	refused, due := from.Take(list, 0, now)
 	if due != nil {
 		if w.await(e, &answer{due, later(from, list)}) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cellgate/cellgate/proxy"
 	"github.com/cellgate/cellgate/proxy/callers"
+	"github.com/cellgate/cellgate/proxy/program"
 	"github.com/cellgate/cellgate/reason"
 )
 
@@ -48,9 +49,34 @@ func TestLimitsInShadowModeCountWhatTheyWouldHaveRefused(t *testing.T) {
 	if why := from(t, s, third); why != reason.RateTenant {
 		t.Errorf("beyond what is enforced: %v", why)
 	}
-	c := w.of(subject{limits: "r"})
+	c := w.of(subject{"limits", "r"})
 	if pass, user, tenant := c[reason.None].Load(), c[reason.RateUser].Load(), c[reason.RateTenant].Load(); pass != 2 || user != 2 || tenant != 1 {
 		t.Errorf("%d pass, %d are beyond the user's limit, %d beyond the tenant's", pass, user, tenant)
+	}
+}
+
+// The limits of platform, tenant, plan and route are tried each by itself: what one would have refused another may count.
+func TestRatesOfTenantsAndPlansAreTriedByThemselves(t *testing.T) {
+	w := New(byPolicy{}, nil, slog.New(slog.DiscardHandler))
+	s := serverOf(t, strings.Replace(limitedDocument, "upstream: up,", "upstream: up, auth: now,", 1)+`
+policies: [{id: now, api_key: {}}]
+plans: [{id: pro, rate_per_sec: 3, quota_per_day: 2, mode: shadow}]
+consumers: [{id: c, plan: pro}]
+tenants: [{id: "*", limits: {rate: 4/hour, mode: shadow}}, {id: acme, hosts: [a.example], limits: {rate: 3/hour, mode: shadow}}]
+`, callers.NewLimiter(time.Now()), w)
+	for range 6 {
+		if why := from(t, s, "192.0.2.1"); why != reason.None {
+			t.Error(why)
+		}
+	}
+	for s, want := range map[subject][2]uint64{{"tenant", "*"}: {4, 2}, {"tenant", "acme"}: {3, 3}, {"plan", "pro"}: {2, 4}, {"limits", "r"}: {1, 5}} {
+		c, refused := w.of(s), uint64(0)
+		for _, why := range []reason.Reason{reason.RatePlatform, reason.RateTenant, reason.RateConsumer, reason.QuotaConsumer, reason.RateUser} {
+			refused += c[why].Load()
+		}
+		if got := [2]uint64{c[reason.None].Load(), refused}; got != want {
+			t.Errorf("%s: %d pass, %d don't, want %d", s, got[0], got[1], want)
+		}
 	}
 }
 
@@ -77,7 +103,7 @@ func TestALeaseIsWaitedForInPlaceOfTheRequest(t *testing.T) {
 			t.Fatal(why)
 		}
 	}
-	c := w.of(subject{limits: "r"})
+	c := w.of(subject{"limits", "r"})
 	if n := c[reason.None].Load(); n != 10 {
 		t.Errorf("%d are decided at once, for want of room", n)
 	}
@@ -100,17 +126,18 @@ func TestLeasesThatNobodyGrantsAreDecidedInTime(t *testing.T) {
 	var watch sync.WaitGroup
 	watch.Go(func() { _ = limits.Leases().Watch(ctx) })
 	t.Cleanup(func() { cancel(); watch.Wait() })
-	comes(t, w.of(subject{limits: "r"}), reason.RateUser, 1)
+	comes(t, w.of(subject{"limits", "r"}), reason.RateUser, 1)
 }
 
 func TestSpendDoesNotAllocate(t *testing.T) {
 	w, limits := New(byPolicy{}, nil, slog.New(slog.DiscardHandler)), callers.NewLimiter(time.Now())
 	list := []proxy.Claim{{Key: proxy.LimitKey{Tenant: "acme", Kind: reason.RateTenant, Route: "r"}}}
 	list[0].Limit.Rate, list[0].Limit.Burst = 1e9, 1e9
-	if n := testing.AllocsPerRun(1000, func() { w.Spend(limits, list, "id", time.Now()) }); n != 0 {
+	at := &program.Match{Route: &program.Route{ID: "r"}, Tenant: "acme"}
+	if n := testing.AllocsPerRun(1000, func() { w.Spend(at, "id", limits, list, time.Now()) }); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
-	if n := w.of(subject{limits: "r"})[reason.None].Load(); n < 1000 {
+	if n := w.of(subject{"limits", "r"})[reason.None].Load(); n < 1000 {
 		t.Errorf("%d pass", n)
 	}
 }

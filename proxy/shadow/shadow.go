@@ -5,7 +5,7 @@
 //	go w.Run(ctx)                                        // writes the sample
 //
 // Nothing of it reaches the request: it takes no token of a limit that is enforced, waits for nothing, and answers nothing. At the
-// bound: policies and routes with limits beyond maxPolicies are counted under "other"; when too many verdicts are waited for, that of
+// bound: policies, and routes, tenants and plans with limits, beyond maxPolicies are counted under "other"; when too many verdicts are waited for, that of
 // a service counts as unavailable, and that of limits is the one of a request that has waited enough; a sample that doesn't fit into
 // the queue is dropped and counted.
 package shadow
@@ -56,14 +56,15 @@ type Watcher struct {
 	counts map[subject]*counts
 }
 
-// subject is what is tried: a policy, or else the limits of a route. Their ids have no colon.
-type subject struct{ policy, limits string }
+// subject is what is tried: a policy, which has no kind here, or the limits of a route ("limits"), a tenant or a plan. Ids have no
+// colon.
+type subject struct{ kind, id string }
 
 func (s subject) String() string {
-	if s.limits != "" {
-		return "limits:" + s.limits
+	if s.kind != "" {
+		return s.kind + ":" + s.id
 	}
-	return s.policy
+	return s.id
 }
 
 // counts are of one subject, by the reason of the verdict; None = it would have let the exchange pass.
@@ -90,7 +91,7 @@ func New(auth proxy.Authenticator, decisions *decide.Decisions, log *slog.Logger
 func (w *Watcher) Try(x *proxy.Exchange, route *program.Route, let *proxy.Identity, now time.Time) {
 	for _, n := range route.Shadows {
 		c, whole := x.Shown(n)
-		e := evidence{subject: subject{policy: c.Policy.ID}, route: route.ID, tenant: c.Tenant, id: x.ID()}
+		e := evidence{subject: subject{id: c.Policy.ID}, route: route.ID, tenant: c.Tenant, id: x.ID()}
 		var later *answer
 		if e.why, later = w.judge(x, n, &c, whole, let, now); later == nil || !w.await(e, later) {
 			w.count(e)
@@ -175,11 +176,11 @@ func (w *Watcher) of(s subject) *counts {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.counts) >= maxPolicies {
-		s = subject{policy: other}
+		s = subject{id: other}
 	}
 	if c = w.counts[s]; c == nil {
 		c = new(counts)
-		w.counts[subject{strings.Clone(s.policy), strings.Clone(s.limits)}] = c
+		w.counts[subject{s.kind, strings.Clone(s.id)}] = c
 	}
 	return c
 }

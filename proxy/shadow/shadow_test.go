@@ -26,7 +26,8 @@ type byPolicy struct{}
 
 func (byPolicy) Foresee(*proxy.Credentials) {}
 
-func (byPolicy) Authenticate(c *proxy.Credentials, _ *proxy.Identity, _ time.Time) (reason.Reason, <-chan struct{}) {
+func (byPolicy) Authenticate(c *proxy.Credentials, id *proxy.Identity, _ time.Time) (reason.Reason, <-chan struct{}) {
+	id.Consumer = "c"
 	switch c.Policy.ID {
 	case "next":
 		return reason.ScopeMissing, nil
@@ -95,7 +96,7 @@ func TestAPolicyInShadowModeIsCountedAndChangesNothing(t *testing.T) {
 		s.Release(x)
 	}
 	for policy, why := range map[string]reason.Reason{"next": reason.ScopeMissing, "slow": reason.AuthUnavailable, "cert": reason.CertificateMissing, "web": reason.CORSRefused} {
-		if got := w.of(subject{policy: policy})[why].Load(); got != n {
+		if got := w.of(subject{id: policy})[why].Load(); got != n {
 			t.Errorf("%s: %d times %v, not %d", policy, got, why, n)
 		}
 	}
@@ -113,12 +114,12 @@ func TestAPolicyInShadowModeIsCountedAndChangesNothing(t *testing.T) {
 func TestPoliciesBeyondTheBoundAreCountedTogether(t *testing.T) {
 	w := New(byPolicy{}, nil, slog.New(slog.DiscardHandler))
 	for i := range maxPolicies + 50 {
-		w.of(subject{policy: time.Duration(i).String()})[0].Add(1)
+		w.of(subject{id: time.Duration(i).String()})[0].Add(1)
 	}
 	if all := len(reason.All()) + 1; all > reasons {
 		t.Errorf("%d reasons", all)
 	}
-	if len(w.counts) > maxPolicies+1 || w.of(subject{policy: other})[0].Load() == 0 {
+	if len(w.counts) > maxPolicies+1 || w.of(subject{id: other})[0].Load() == 0 {
 		t.Fatalf("%d policies", len(w.counts))
 	}
 }
@@ -154,11 +155,11 @@ func TestAVerdictThatIsAskedForIsCountedWhenItComes(t *testing.T) {
 		x.Finish(time.Now())
 		s.Release(x)
 	}
-	if n := w.of(subject{policy: "pdp"})[reason.DecisionUnavailable].Load(); n != 10 {
+	if n := w.of(subject{id: "pdp"})[reason.DecisionUnavailable].Load(); n != 10 {
 		t.Errorf("%d verdicts are unknown at once", n)
 	}
 	close(gate)
-	comes(t, w.of(subject{policy: "pdp"}), reason.DecisionDenied, waits)
+	comes(t, w.of(subject{id: "pdp"}), reason.DecisionDenied, waits)
 }
 
 // comes waits until so many verdicts have come.

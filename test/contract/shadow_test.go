@@ -1,6 +1,7 @@
 package contract
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"io"
 	"net/http"
@@ -100,6 +101,38 @@ func TestLimitsAreTriedBeforeTheyAreEnforced(t *testing.T) {
 	}
 	d.Signal(syscall.SIGHUP)
 	harness.Eventually(t, 5*time.Second, "the limit is enforced", func() bool { return tried().StatusCode == 429 })
+}
+
+// J3: rates of tenants and plans, too.
+func TestRatesOfTenantsAndPlansAreTriedBeforeTheyAreEnforced(t *testing.T) {
+	addr, admin := harness.FreeAddr(t), harness.FreeAddr(t)
+	const key = "cg_tried"
+	shadows := oneRoute(`match: {host: api.example.com, path: /v1/tried}, auth: key`, `endpoints: ["`+backend(t)+`"]`) + `policies: [{id: key, api_key: {}}]
+plans: [{id: free, quota_per_day: 2, mode: shadow}]
+consumers: [{id: ada, plan: free, api_key_hashes: [` + fmt.Sprintf(`"sha256:%x"`, sha256.Sum256([]byte(key))) + `]}]
+tenants: [{id: acme, hosts: [api.example.com], limits: {rate: 1/hour, mode: shadow}}]
+`
+	doc := harness.WriteFile(t, "doc.yaml", shadows)
+	d := harness.Start(t, "proxy", "serve", "--document", doc, "--http", addr, "--admin", admin)
+	d.WaitHTTP("http://"+admin+"/readyz", 200)
+	tried := func() answered {
+		return askAs(t, http.DefaultClient, "GET", "http://"+addr+"/v1/tried", "X-API-Key", key)
+	}
+	for range 3 {
+		if res := tried(); res.StatusCode != 200 || res.Header.Get("RateLimit") != "" {
+			t.Errorf("a shadow is seen: %d %v", res.StatusCode, res.Header)
+		}
+	}
+	for _, want := range []string{`policy="plan:free",reason="",verdict="allow"} 2`, `policy="plan:free",reason="quota_consumer",verdict="refuse"} 1`, `policy="tenant:acme",reason="rate_tenant",verdict="refuse"} 2`} {
+		harness.Eventually(t, 5*time.Second, want, func() bool {
+			return strings.Contains(ask(t, http.DefaultClient, "GET", "http://"+admin+"/metrics").body, "cellgate_proxy_shadow_verdicts_total{"+want)
+		})
+	}
+	if err := os.WriteFile(doc, []byte(strings.ReplaceAll(shadows, ", mode: shadow", "")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d.Signal(syscall.SIGHUP)
+	harness.Eventually(t, 5*time.Second, "what was spent in shadow mode is spent", func() bool { return tried().StatusCode == 429 })
 }
 
 // H1: the platform's limit holds for every tenant together, and is no caller's fault.
