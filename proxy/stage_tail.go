@@ -42,7 +42,7 @@ func tail(x *Exchange) Verdict {
 		return Next
 	}
 	pool := (*t).Pool(x.host, x.from.Client)
-	if pool == nil || x.table.program.Certified(x.match.Route) { // nobody but this node has seen the client's certificate
+	if pool == nil || x.table.program.Certified(x.match.Route, x.Certificates) { // nobody but this node has seen the client's certificate
 		return Next
 	}
 	x.Pool, x.handed, x.resume = pool, true, x.at+1

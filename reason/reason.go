@@ -30,6 +30,7 @@ const (
 	TokenMissing
 	TokenInvalid
 	TokenExpired
+	TokenUnproven
 	KeyInvalid
 	CertificateMissing
 	CertificateInvalid
@@ -95,6 +96,7 @@ var table = [count]entry{
 	TokenMissing:        {"token_missing", 401, "A token is required"},
 	TokenInvalid:        {"token_invalid", 401, "The token is not valid"},
 	TokenExpired:        {"token_expired", 401, "The token has expired or is not valid yet"},
+	TokenUnproven:       {"token_unproven", 401, "The token is bound to a client certificate that this connection has not shown"},
 	KeyInvalid:          {"key_invalid", 401, "The API key is not valid"},
 	CertificateMissing:  {"certificate_missing", 401, "A client certificate is required"},
 	CertificateInvalid:  {"certificate_invalid", 401, "The client certificate is not accepted"},
@@ -172,7 +174,7 @@ func (r Reason) Gateway() bool {
 
 // Certificate says whether a client certificate is what was wrong or missing.
 func (r Reason) Certificate() bool {
-	return r == CertificateMissing || r == CertificateInvalid || r == CertificateExpired
+	return r == CertificateMissing || r == CertificateInvalid || r == CertificateExpired || r == TokenUnproven
 }
 
 // Challenge is the WWW-Authenticate of an answer with 401 (RFC 6750, section 3). No scheme is registered for certificates of TLS,

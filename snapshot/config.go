@@ -224,8 +224,10 @@ type JWT struct {
 	Algorithms       []string      `json:"algorithms,omitempty"` // empty = RS256 PS256 ES256 EdDSA and their larger kin
 	ConsumerClaim    string        `json:"consumer_claim,omitempty"`
 	MaxTokenLifetime time.Duration `json:"max_token_lifetime,omitempty"` // 0 = no bound
-	// IgnoreCnf takes tokens that are bound to a key (RFC 7800), which nobody checks here, for bearer tokens.
+	// IgnoreCnf takes tokens that are bound to a key (RFC 7800) for bearer tokens.
 	IgnoreCnf bool `json:"ignore_cnf,omitempty"`
+	// CertificateBound takes no tokens but those that are bound to the certificate that their client shows (RFC 8705, section 3).
+	CertificateBound bool `json:"certificate_bound,omitempty"`
 }
 
 // APIKey accepts the keys of consumers, in X-API-Key or as "Bearer cg_…".

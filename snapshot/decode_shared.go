@@ -20,7 +20,7 @@ var (
 	poolKeys      = []string{"max_connections", "max_pending"}
 	timeoutKeys   = []string{"connect", "response_header", "idle"}
 	tlsKeys       = []string{"ca", "server_name", "client_cert"}
-	jwtKeys       = []string{"issuer", "audience", "jwks", "scopes", "algorithms", "consumer_claim", "max_token_lifetime", "ignore_cnf"}
+	jwtKeys       = []string{"issuer", "audience", "jwks", "scopes", "algorithms", "consumer_claim", "max_token_lifetime", "ignore_cnf", "certificate_bound"}
 	planKeys      = []string{"id", "rate_per_sec", "quota_per_day", "scope", "on_store_loss", "mode"}
 	consumerKeys  = []string{"id", "plan", "api_key_hashes"}
 	tenantKeys    = []string{"id", "hosts", "shard", "class", "limits"}
@@ -230,9 +230,18 @@ func (d *decoder) jwt(n *yaml.Node, p *at) *JWT {
 		}
 	}
 	slices.Sort(j.Algorithms)
-	j.IgnoreCnf = o.bool("ignore_cnf")
+	j.IgnoreCnf, j.CertificateBound = o.confirmation()
 	j.MaxTokenLifetime, _ = o.duration("max_token_lifetime", time.Second, 10*365*24*time.Hour)
 	return j
+}
+
+// confirmation reads what becomes of tokens that are bound to a key, and of those that aren't.
+func (o object) confirmation() (ignore, must bool) {
+	ignore, must = o.bool("ignore_cnf"), o.bool("certificate_bound")
+	if ignore && must {
+		o.wrong("ignore_cnf", "contradicts certificate_bound", "keep one of them")
+	}
+	return ignore, must
 }
 
 func (d *decoder) plan(n *yaml.Node, s spot, p *at) {

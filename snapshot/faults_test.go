@@ -56,6 +56,7 @@ func TestEveryRuleNamesItsFault(t *testing.T) {
 		route("upstream: u, timeout_ms: 0, " + match):                                                            "routes[0].timeout_ms: 0 would let no request pass",
 		route("upstream: u, timeout: 1s, timeout_ms: 1, " + match):                                               "routes[0].timeout_ms: says the same as timeout",
 		route("upstream: u, retry: {conditions: ['503']}, " + match):                                             "routes[0].retry.attempts: is missing",
+		route("upstream: u, retry: {attempts: 1, conditions: []}, " + match):                                     "routes[0].retry.conditions: names none",
 		route("upstream: u, retry: {attempts: 1, conditions: [500]}, " + match):                                  `routes[0].retry.conditions: "500" is not a condition`,
 		route("upstream: u, retry: {attempts: 2}, timeout: 29ms, " + match):                                      "routes[0].retry: 3 attempts don't fit into a timeout of 29ms",
 		route("upstream: u, limits: {tenant: 0/second}, " + match):                                               `routes[0].limits.tenant: "0/second" is not a rate`,

@@ -181,6 +181,7 @@ type docJWT struct {
 	ConsumerClaim    string   `yaml:"consumer_claim,omitempty"`
 	MaxTokenLifetime string   `yaml:"max_token_lifetime,omitempty"`
 	IgnoreCnf        bool     `yaml:"ignore_cnf,omitempty"`
+	CertificateBound bool     `yaml:"certificate_bound,omitempty"`
 }
 
 type docPlan struct {

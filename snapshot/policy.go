@@ -57,6 +57,14 @@ const (
 	sinceShadowRates  = 11 // of tenants and plans
 )
 
+// CertificateBound says whether the policy takes only tokens that are bound to the client's certificate.
+func (p *Policy) CertificateBound() bool {
+	return p.JWT != nil && p.JWT.CertificateBound || p.Introspection != nil && p.Introspection.CertificateBound
+}
+
+// sinceBound is the least form of reader that knows it: an older one would let in tokens that are bound to nothing.
+const sinceBound = 12
+
 // tried says whether policies of the kind may be in shadow mode: those that give a verdict, and change nothing else.
 func (k *policyKind) tried() bool {
 	return slices.Contains([]string{"jwt", "api_key", "introspection", "session", "mtls", "authz", "decision", "cors"}, k.name)
@@ -94,6 +102,9 @@ func (c *Config) minReader() int {
 	for i := range c.Policies {
 		if c.Policies[i].Shadow() {
 			least = max(least, sinceShadow)
+		}
+		if c.Policies[i].CertificateBound() {
+			least = max(least, sinceBound)
 		}
 		for _, k := range policyKinds() {
 			if k.has(&c.Policies[i]) {
@@ -169,7 +180,7 @@ func formatPolicy(p *Policy) docPolicy {
 
 func formatJWT(p *Policy, into *docPolicy) {
 	j := p.JWT
-	into.JWT = &docJWT{j.Issuer, j.Audience, j.JWKS, j.Scopes, j.Algorithms, j.ConsumerClaim, "", j.IgnoreCnf}
+	into.JWT = &docJWT{j.Issuer, j.Audience, j.JWKS, j.Scopes, j.Algorithms, j.ConsumerClaim, "", j.IgnoreCnf, j.CertificateBound}
 	if j.MaxTokenLifetime != 0 {
 		into.JWT.MaxTokenLifetime = Duration(j.MaxTokenLifetime)
 	}

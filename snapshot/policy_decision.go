@@ -1,6 +1,7 @@
 package snapshot
 
 import (
+	"cmp"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,6 +22,18 @@ type Decision struct {
 	Remote
 }
 
+// everyRequest is how many questions a second are begun for a policy that asks for every request, unless it says otherwise.
+const everyRequest = 1000
+
+// OrDefault fills in what is not declared about asking.
+func (v *Decision) OrDefault() Remote {
+	r := v.Remote
+	if v.MaxStale == 0 {
+		r.PerSecond = cmp.Or(r.PerSecond, everyRequest)
+	}
+	return r.OrDefault()
+}
+
 // InputHeader begins an input that is a field of the request.
 const InputHeader = "header:"
 
@@ -35,7 +48,7 @@ func decodeDecision(d *decoder, n *yaml.Node, p *at, into *Policy) {
 		return
 	}
 	o.needs("a decision policy needs url and inputs", "url", "inputs")
-	v := &Decision{URL: o.service("url"), SecretFile: o.secret("secret_file"), Inputs: o.strings("inputs", 32), Remote: o.remote()}
+	v := &Decision{URL: o.service("url"), SecretFile: o.secret("secret_file"), Inputs: o.strings("inputs", 32)}
 	for i, in := range v.Inputs {
 		name, header := strings.CutPrefix(in, InputHeader)
 		v.Inputs[i] = strings.ToLower(in)
@@ -49,6 +62,7 @@ func decodeDecision(d *decoder, n *yaml.Node, p *at, into *Policy) {
 	slices.Sort(v.Inputs)
 	v.Inputs = slices.Compact(v.Inputs)
 	v.MaxStale, _ = o.duration("max_stale", time.Millisecond, 5*time.Minute)
+	v.Remote = o.remote(v.OrDefault().PerSecond)
 	into.Decision = v
 }
 

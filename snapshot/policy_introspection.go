@@ -22,8 +22,9 @@ type Introspection struct {
 	NegativeTTL      time.Duration `json:"negative_ttl,omitempty"` // of one that is not
 	// StaleOK is how much longer a token counts as active that was, while the provider gives no answer; 0 = no longer.
 	StaleOK time.Duration `json:"stale_ok,omitempty"`
-	// IgnoreCnf is as in JWT.
-	IgnoreCnf bool `json:"ignore_cnf,omitempty"`
+	// IgnoreCnf and CertificateBound are as in JWT.
+	IgnoreCnf        bool `json:"ignore_cnf,omitempty"`
+	CertificateBound bool `json:"certificate_bound,omitempty"`
 	Remote
 }
 
@@ -68,12 +69,13 @@ func (o object) usual(key string, usual, lo, hi time.Duration) time.Duration {
 	return 0
 }
 
-func (o object) remote() (r Remote) {
+// remote reads the bounds; what equals the default, of which perSecond is the policy's own, is left out.
+func (o object) remote(perSecond int) (r Remote) {
 	r.Timeout = o.usual("timeout", defaultRemote.Timeout, 10*time.Millisecond, maxRemoteTime)
 	if n, _ := o.int("in_flight", 1, 1000); int(n) != defaultRemote.InFlight {
 		r.InFlight = int(n)
 	}
-	if n, _ := o.int("lookups_per_sec", 1, 100_000); int(n) != defaultRemote.PerSecond {
+	if n, _ := o.int("lookups_per_sec", 1, 100_000); int(n) != perSecond {
 		r.PerSecond = int(n)
 	}
 	return r
@@ -111,19 +113,20 @@ func (o object) needs(hint string, keys ...string) {
 }
 
 func decodeIntrospection(d *decoder, n *yaml.Node, p *at, into *Policy) {
-	o, ok := d.object(n, p, append([]string{"url", "client_id", "client_secret_file", "issuer", "audience", "scopes", "consumer_claim", "ttl", "negative_ttl", "stale_ok", "ignore_cnf"}, remoteKeys...))
+	o, ok := d.object(n, p, append([]string{"url", "client_id", "client_secret_file", "issuer", "audience", "scopes", "consumer_claim", "ttl", "negative_ttl", "stale_ok", "ignore_cnf", "certificate_bound"}, remoteKeys...))
 	if !ok {
 		return
 	}
 	o.needs("an introspection policy needs url, client_id and client_secret_file", "url", "client_id", "client_secret_file")
 	i := &Introspection{URL: o.service("url"), ClientID: o.string("client_id"), ClientSecretFile: o.secret("client_secret_file"), Issuer: o.string("issuer"),
-		Audience: o.string("audience"), Scopes: o.scopes("scopes", maxAuthz), ConsumerClaim: o.string("consumer_claim"), IgnoreCnf: o.bool("ignore_cnf"), Remote: o.remote()}
+		Audience: o.string("audience"), Scopes: o.scopes("scopes", maxAuthz), ConsumerClaim: o.string("consumer_claim"), Remote: o.remote(defaultRemote.PerSecond)}
 	i.TTL = o.usual("ttl", defaultIntrospection.TTL, time.Second, 10*time.Minute)
 	i.NegativeTTL = o.usual("negative_ttl", defaultIntrospection.NegativeTTL, 100*time.Millisecond, time.Minute)
 	i.StaleOK, _ = o.duration("stale_ok", 0, maxStaleOK)
 	if v := i.OrDefault(); v.NegativeTTL > v.TTL {
 		o.wrong("negative_ttl", "is longer than the ttl", "what is refused is asked again sooner than what is let in")
 	}
+	i.IgnoreCnf, i.CertificateBound = o.confirmation()
 	into.Introspection = i
 }
 
@@ -139,6 +142,7 @@ type docIntrospection struct {
 	NegativeTTL      string   `yaml:"negative_ttl,omitempty"`
 	StaleOK          string   `yaml:"stale_ok,omitempty"`
 	IgnoreCnf        bool     `yaml:"ignore_cnf,omitempty"`
+	CertificateBound bool     `yaml:"certificate_bound,omitempty"`
 	docRemote        `yaml:",inline"`
 }
 
@@ -153,5 +157,5 @@ func formatRemote(r Remote) docRemote { return docRemote{optional(r.Timeout), r.
 func formatIntrospection(p *Policy, into *docPolicy) {
 	i := p.Introspection
 	into.Introspection = &docIntrospection{i.URL, i.ClientID, i.ClientSecretFile, i.Issuer, i.Audience, i.Scopes, i.ConsumerClaim,
-		optional(i.TTL), optional(i.NegativeTTL), optional(i.StaleOK), i.IgnoreCnf, formatRemote(i.Remote)}
+		optional(i.TTL), optional(i.NegativeTTL), optional(i.StaleOK), i.IgnoreCnf, i.CertificateBound, formatRemote(i.Remote)}
 }

@@ -138,6 +138,18 @@ func TestAddressesAreFollowedByTheirTTL(t *testing.T) {
 	}
 }
 
+// RFC 6761, section 6.3: names that mean this machine are asked of nobody.
+func TestThisMachineIsLookedUpNowhere(t *testing.T) {
+	z, server := serve(t)
+	z.set(t, dns.RcodeNameError)
+	for _, name := range []string{"localhost:80", "LocalHost.:80", "a.localhost:80"} {
+		next(t, follow(t, name, Options{Servers: []string{server}}), "127.0.0.1:80")
+	}
+	if z.times() != 0 {
+		t.Error("a server was asked")
+	}
+}
+
 // An error is no empty set; that there is none has to be said for a while.
 func TestFailuresKeepWhatIsKnown(t *testing.T) {
 	z, server := serve(t)

@@ -97,6 +97,7 @@ type Service[V any] struct {
 	flights map[memo.Key]*Flight[V]
 	under   int
 	said    word
+	full    time.Time // when a question was last refused
 
 	asked, joined, answered, failed, refused atomic.Uint64
 }
@@ -188,6 +189,10 @@ func (s *Service[V]) Do(q Question, exchange func(ctx context.Context) (V, error
 	}
 	if s.under >= s.rule.InFlight || !s.take(q, now) {
 		s.refused.Add(1)
+		if now.Sub(s.full) > lull {
+			s.in.opt.Log.Warn("questions to a service are refused: there is no room for them", "service", s.name, "in_flight", s.rule.InFlight, "lookups_per_sec", s.rule.PerSecond)
+		}
+		s.full = now
 		return nil
 	}
 	s.under++
@@ -251,6 +256,9 @@ type word struct {
 // quiet is the least time between two words, so that a service that fails now and then, or at some callers' questions, doesn't
 // fill the log.
 const quiet = 10 * time.Second
+
+// lull is how long no question must have been refused for the next one to be worth a word.
+const lull = time.Minute
 
 // news says whether the log is to be told, and takes it as told. A first change is news at once.
 func (w *word) news(down bool, now time.Time) bool {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -139,12 +140,17 @@ func TestOnlyPermittedAddressesAreAsked(t *testing.T) {
 func TestQuestionsAreBoundedAtOnceAndASecond(t *testing.T) {
 	open := make(chan struct{})
 	in, url := serve(t, func(http.ResponseWriter, *http.Request) { <-open })
+	var log strings.Builder
+	in.opt.Log = slog.New(slog.NewTextHandler(&log, nil))
 	s := Of[string](in, rule(url))
 	var all []*Flight[string]
 	for n := range 10 {
 		if f := s.Ask(question(n), ok); f != nil {
 			all = append(all, f)
 		}
+	}
+	if n := strings.Count(log.String(), "there is no room"); n != 1 || !strings.Contains(log.String(), "lookups_per_sec=1000") {
+		t.Errorf("the log says %d times that there is no room:\n%s", n, log.String())
 	}
 	if st := in.Stats(); len(all) != 4 || len(st) != 1 || st[0].InFlight != 4 || st[0].Refused != 6 || st[0].Asked != 4 {
 		t.Errorf("%d under way, %+v", len(all), st)

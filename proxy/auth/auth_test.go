@@ -154,7 +154,15 @@ func TestClaimsAreJudgedWithSkew(t *testing.T) {
 		{"just the life", good(), func(p *snapshot.JWT) { p.MaxTokenLifetime = 610 * time.Second }, reason.None},
 		{"life unknown", claimsWith("iat", nil), func(p *snapshot.JWT) { p.MaxTokenLifetime = time.Hour }, reason.TokenInvalid},
 		{"issued in the future", claimsWith("iat", now.Unix()+31), func(p *snapshot.JWT) { p.MaxTokenLifetime = time.Hour }, reason.TokenInvalid},
-		{"bound to a key", claimsWith("cnf", map[string]any{"x5t#S256": "x"}), nil, reason.TokenInvalid},
+		{"bound to no hash", claimsWith("cnf", map[string]any{"x5t#S256": "x"}), nil, reason.TokenInvalid},
+		{"bound to a longer hash", claimsWith("cnf", map[string]any{"x5t#S256": thumb + "AAAA"}), nil, reason.TokenInvalid},
+		{"bound to a padded hash", claimsWith("cnf", map[string]any{"x5t#S256": thumb + "="}), nil, reason.TokenInvalid},
+		{"bound to another key", claimsWith("cnf", map[string]any{"jkt": thumb}), nil, reason.TokenInvalid},
+		{"bound to two keys", claimsWith("cnf", map[string]any{"x5t#S256": thumb, "jkt": thumb}), nil, reason.TokenInvalid},
+		{"bound in words", claimsWith("cnf", thumb), nil, reason.TokenInvalid},
+		{"bound to a certificate", claimsWith("cnf", map[string]any{"x5t#S256": thumb}), nil, reason.None},
+		{"bound as it must be", claimsWith("cnf", map[string]any{"x5t#S256": thumb}), func(p *snapshot.JWT) { p.CertificateBound = true }, reason.None},
+		{"not bound as it must be", good(), func(p *snapshot.JWT) { p.CertificateBound = true }, reason.TokenInvalid},
 		{"bound to nothing", claimsWith("cnf", map[string]any{}), nil, reason.TokenInvalid},
 		{"bound, and nobody minds", claimsWith("cnf", map[string]any{"jkt": "x"}), func(p *snapshot.JWT) { p.IgnoreCnf = true }, reason.None},
 		{"consumer", good(), func(p *snapshot.JWT) { p.ConsumerClaim = "azp" }, reason.None},
@@ -170,6 +178,9 @@ func TestClaimsAreJudgedWithSkew(t *testing.T) {
 		}
 	}
 }
+
+// thumb is the hash of some certificate.
+var thumb = strings.Repeat("A", 43)
 
 func TestHeaderTricksAreRefused(t *testing.T) {
 	w, v := theWorld(), NewVerifier(policy())

@@ -30,6 +30,7 @@ type Shown struct {
 	Trust string
 
 	chain []*x509.Certificate
+	sum   string                    // SHA-256 of the first one
 	known atomic.Pointer[[]verdict] // replaced, never changed
 }
 
@@ -42,8 +43,20 @@ type verdict struct {
 
 // NewShown takes the client's certificates as they came, and what was asked for.
 func NewShown(trust string, chain []*x509.Certificate) *Shown {
-	return &Shown{Trust: trust, chain: chain}
+	s := &Shown{Trust: trust, chain: chain}
+	if len(chain) > 0 {
+		sum := sha256.Sum256(chain[0].Raw)
+		s.sum = string(sum[:])
+	}
+	return s
 }
+
+// Any says whether there is a certificate. Nil has none.
+func (s *Shown) Any() bool { return s != nil && s.sum != "" }
+
+// Proves says whether the caller may use what it has shown: it is bound to no certificate, or to this one (RFC 8705, section 3).
+// Who the certificate's authority is, and its time, don't count.
+func (s *Shown) Proves(id *Identity) bool { return id.Bound == "" || s.Any() && s.sum == id.Bound }
 
 // Certificates judges clients by the certificates that they show, under one policy. It is immutable.
 type Certificates struct {
@@ -92,7 +105,7 @@ func (v *Certificates) Judge(s *Shown, now time.Time) (r Result, known bool) {
 			}
 		}
 	}
-	d := verdict{v.print, v.judge(s.chain, now), v.change(s.chain, now)}
+	d := verdict{v.print, v.judge(s, now), v.change(s.chain, now)}
 	next := []verdict{d}
 	if all != nil {
 		for _, old := range (*all)[:min(len(*all), knownVerdicts-1)] {
@@ -105,8 +118,8 @@ func (v *Certificates) Judge(s *Shown, now time.Time) (r Result, known bool) {
 	return d.result, false
 }
 
-func (v *Certificates) judge(chain []*x509.Certificate, now time.Time) Result {
-	leaf := chain[0]
+func (v *Certificates) judge(s *Shown, now time.Time) Result {
+	chain, leaf := s.chain, s.chain[0]
 	if len(chain) > maxChain || len(leaf.URIs)+len(leaf.DNSNames)+len(leaf.EmailAddresses)+len(leaf.IPAddresses) > maxAltNames {
 		return Result{Reason: reason.CertificateInvalid}
 	}
@@ -126,8 +139,8 @@ func (v *Certificates) judge(chain []*x509.Certificate, now time.Time) Result {
 	if !ok {
 		return Result{Reason: reason.CertificateInvalid}
 	}
-	way, sum := ways[0], sha256.Sum256(leaf.Raw)
-	return Result{Identity: &Identity{Subject: name, Consumer: consumer, Issuer: way[len(way)-1].Subject.String(), TokenID: "sha256:" + hex.EncodeToString(sum[:]), Until: leaf.NotAfter}}
+	way := ways[0]
+	return Result{Identity: &Identity{Subject: name, Consumer: consumer, Issuer: way[len(way)-1].Subject.String(), TokenID: "sha256:" + hex.EncodeToString([]byte(s.sum)), Until: leaf.NotAfter}}
 }
 
 // whose finds the name that the policy knows. A certificate whose names belong to two consumers is nobody's.

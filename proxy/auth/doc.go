@@ -33,6 +33,8 @@ type Identity struct {
 	ClientID string
 	// Claims are those that the verifier was told to keep, as far as the token has them.
 	Claims []Claim
+	// Bound is the SHA-256 of the certificate that the client has to show beside the token, 32 bytes; empty = of none.
+	Bound string
 	// Until is when the credentials stop being accepted, Skew included; zero for an API key, and when nobody has said.
 	Until time.Time
 }

@@ -101,8 +101,7 @@ func (v *Introspector) bounds(m map[string]any, id *Identity, now time.Time) (re
 	return reason.None, nil
 }
 
-// meant says whether the token is of the policy's issuer, for its audience, and good by itself: neither a refresh token nor one
-// that needs a proof beside it. A provider need not name its issuer; the audience it must where the policy does.
+// meant says whether the token is of the policy's issuer, for its audience, no refresh token, and bound to nothing but a certificate. A provider need not name its issuer; the audience it must where the policy does.
 func (v *Introspector) meant(m map[string]any, id *Identity) bool {
 	if iss, named := m["iss"]; named {
 		s, ok := iss.(string)
@@ -116,8 +115,5 @@ func (v *Introspector) meant(m map[string]any, id *Identity) bool {
 			return false
 		}
 	}
-	if bound(m) && !v.policy.IgnoreCnf {
-		return false
-	}
-	return v.policy.Audience == "" || names(m["aud"], v.policy.Audience)
+	return bind(m, v.policy.IgnoreCnf, v.policy.CertificateBound, id) && (v.policy.Audience == "" || names(m["aud"], v.policy.Audience))
 }

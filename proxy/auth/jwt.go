@@ -148,7 +148,7 @@ func (v *Verifier) claims(raw []byte, now time.Time) (*Identity, reason.Reason) 
 		return nil, reason.TokenInvalid
 	}
 	id := &Identity{Issuer: v.policy.Issuer}
-	if m["iss"] != any(v.policy.Issuer) || !names(m["aud"], v.policy.Audience) || bound(m) && !v.policy.IgnoreCnf {
+	if m["iss"] != any(v.policy.Issuer) || !names(m["aud"], v.policy.Audience) || !bind(m, v.policy.IgnoreCnf, v.policy.CertificateBound, id) {
 		return nil, reason.TokenInvalid
 	}
 	if why := times(m, id, v.policy.MaxTokenLifetime, now); why != reason.None {

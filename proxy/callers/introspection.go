@@ -91,8 +91,11 @@ func (g *grant) due(now time.Time) bool {
 	return now.UnixNano() >= early && g.early.CompareAndSwap(early, now.UnixNano()+g.step)
 }
 
-// admit lets the caller in, unless operators have shut him out.
+// admit lets the caller in, unless he lacks the certificate that his token is bound to, or operators have shut him out.
 func (a *Authenticator) admit(c *proxy.Credentials, id *proxy.Identity, r auth.Result) reason.Reason {
+	if r.Identity != nil && !c.Certificate.Proves(r.Identity) {
+		return reason.TokenUnproven
+	}
 	if r.Identity != nil {
 		c.Caller = r.Identity
 		id.User, id.Consumer, id.Issuer, id.Facts = r.Identity.Subject, r.Identity.Consumer, r.Identity.Issuer, r.Identity

@@ -76,7 +76,7 @@ func (v *vouching) reads(token []byte, audience string) (kid string, claims map[
 	if !ok || !whole {
 		v.t.Fatalf("%q", token)
 	}
-	signed, err := jose.ParseSigned(text, []jose.SignatureAlgorithm{jose.ES256})
+	signed, err := jose.ParseSignedCompact(text, []jose.SignatureAlgorithm{jose.ES256})
 	if err != nil {
 		return "", nil, err
 	}

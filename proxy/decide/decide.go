@@ -177,7 +177,7 @@ func (d *Decisions) ask(c *Case, key memo.Key) *ask.Flight[bool] {
 		bearer, _ = secret.Value.(string)
 	}
 	told, err := c.body()
-	r := c.Policy.Remote.OrDefault()
+	r := c.Policy.OrDefault()
 	s := ask.Of[bool](d.services, ask.Rule{Kind: "decision", URL: c.Policy.URL, Timeout: r.Timeout, InFlight: r.InFlight, PerSecond: r.PerSecond})
 	if err != nil || s == nil {
 		return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -160,6 +161,67 @@ func TestCertificatesHoldOnEveryEngineAndProtocol(t *testing.T) {
 				}
 				says(first, "a.example/orders", "421 misdirected")
 				says(w.showing(protocol, "a.example", good), "a.example/orders", "401 certificate_invalid")
+			})
+		}
+	}
+}
+
+// RFC 8705 on every engine and protocol: who shows a token that is bound to a certificate needs that certificate, of whatever authority,
+// on this connection.
+func TestTokensThatAreBoundToACertificateNeedIt(t *testing.T) {
+	t.Parallel()
+	provider, ca := newIssuer(t), testpki.New(t, "Anybody")
+	own, other := ca.Issue(t, testpki.Leaf{Name: "own"}), ca.Issue(t, testpki.Leaf{Name: "other"})
+	sum := sha256.Sum256(own.Leaf.Raw)
+	bound := provider.tokenOf(t, map[string]any{"sub": "alice", "cnf": map[string]any{"x5t#S256": base64.RawURLEncoding.EncodeToString(sum[:])}})
+	free := provider.tokenOf(t, map[string]any{"sub": "alice"})
+	document := strings.ReplaceAll(`
+version: v1
+routes:
+  - {id: must, match: {host: a.example, path: /must}, upstream: up, auth: must}
+  - {id: may, match: {host: a.example, path: /may}, upstream: up, auth: may}
+  - {id: elsewhere, match: {host: b.example, path: /may}, upstream: up, auth: may}
+upstreams: [{id: up, endpoints: ["ADDRESS"], allow_plaintext_identity: true}]
+policies:
+  - {id: must, jwt: {issuer: i, audience: a, jwks: "http://127.0.0.1:1/keys", certificate_bound: true}}
+  - {id: may, jwt: {issuer: i, audience: a, jwks: "http://127.0.0.1:1/keys"}}
+`, "ADDRESS", handler(t, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.Header.Get("X-Caller")) }))
+	kinds := engines()
+	kinds["nethttp"] = standard
+	for name, kind := range kinds {
+		for _, protocol := range []string{"HTTP/1.1", "HTTP/2", "HTTP/3"} {
+			t.Run(name+", "+protocol, func(t *testing.T) {
+				t.Parallel()
+				w := start(t, kind, "UP", setup{document: document, auth: callers.NewAuthenticator(callers.Sources{Keys: provider}, time.Now()), silent: true, h3: true})
+				says := func(c *http.Client, url, token, want string) {
+					t.Helper()
+					req, _ := http.NewRequest("GET", "https://"+url, nil)
+					req.Header.Set("Authorization", "Bearer "+token)
+					res, err := c.Do(req)
+					body := read(t, res, err)
+					if res.StatusCode >= 400 {
+						body = res.Header.Get("X-Cellgate-Reason")
+					}
+					if got := fmt.Sprint(res.StatusCode, " ", body); got != want {
+						t.Errorf("%s: %s, not %s", url, got, want)
+					}
+				}
+				holder := w.showing(protocol, "a.example", own)
+				for range 2 { // once verified, once remembered
+					says(holder, "a.example/must", bound, "200 alice")
+					says(holder, "a.example/may", bound, "200 alice")
+				}
+				says(holder, "a.example/may", free, "200 alice")
+				says(holder, "a.example/must", free, "401 token_invalid")
+				for _, pair := range []*tls.Certificate{nil, other} {
+					thief := w.showing(protocol, "a.example", pair)
+					says(thief, "a.example/must", bound, "401 token_unproven")
+					says(thief, "a.example/may", bound, "401 token_unproven")
+					says(thief, "a.example/may", free, "200 alice")
+				}
+				unasked := w.showing(protocol, "b.example", own)
+				says(unasked, "b.example/may", bound, "401 token_unproven")
+				says(unasked, "a.example/must", bound, "421 misdirected")
 			})
 		}
 	}

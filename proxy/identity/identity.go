@@ -1,7 +1,7 @@
 // Package identity says to upstreams who calls: in fields of the X-Caller family, which no client can send (proxy/http1 drops
 // them), or in a token that the gateway signs.
 //
-//	dst = identity.Told{Name: "alice", User: "alice", Consumer: "acme", Facts: facts}.AppendFields(dst)
+//	dst = identity.Told{User: "alice", Consumer: "acme", Facts: facts}.AppendFields(dst)
 package identity
 
 import (
@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/cellgate/cellgate/proxy/auth"
-	"github.com/cellgate/cellgate/proxy/http1"
 	"github.com/cellgate/cellgate/snapshot"
 )
 
@@ -34,9 +33,10 @@ type Voucher interface {
 func (t Told) Known() bool { return t.User != "" || t.Consumer != "" }
 
 // AppendFields appends the fields as lines: X-Caller, the user or else the consumer; X-Caller-User, -Issuer, -Consumer, -Client
-// and -Scopes as far as they are known. What doesn't fit into a field is "-", so that it can't be taken for absent.
+// and -Scopes as far as they are known. What a field can't hold as it is, and "%", is percent-encoded (RFC 3986, section 2.1), byte by
+// byte, so that no two callers look alike.
 func (t Told) AppendFields(dst []byte) []byte {
-	dst = http1.AppendLine(dst, "X-Caller", safe(cmp.Or(t.User, t.Consumer)))
+	dst = appendKnown(dst, "X-Caller", cmp.Or(t.User, t.Consumer))
 	dst = appendKnown(dst, "X-Caller-User", t.User)
 	dst = appendKnown(dst, "X-Caller-Issuer", t.Issuer)
 	dst = appendKnown(dst, "X-Caller-Consumer", t.Consumer)
@@ -52,7 +52,7 @@ func (t Told) AppendFields(dst []byte) []byte {
 		if i > 0 {
 			dst = append(dst, ' ')
 		}
-		dst = append(dst, safe(s)...)
+		dst = appendPlain(dst, s)
 	}
 	return append(dst, "\r\n"...)
 }
@@ -61,20 +61,21 @@ func appendKnown(dst []byte, name, value string) []byte {
 	if value == "" {
 		return dst
 	}
-	return http1.AppendLine(dst, name, safe(value))
+	dst = append(append(dst, name...), ": "...)
+	return append(appendPlain(dst, value), "\r\n"...)
 }
 
-// safe keeps what could break a field line, or look like another value, out of it.
-func safe(s string) string {
-	if s == "" || s[0] == ' ' || s[len(s)-1] == ' ' {
-		return "-"
-	}
+// appendPlain appends s without what could break a field line, be trimmed, or make two values one.
+func appendPlain(dst []byte, s string) []byte {
+	const hex = "0123456789ABCDEF"
 	for i := range len(s) {
-		if s[i] < 0x20 || s[i] > 0x7e {
-			return "-"
+		if c := s[i]; c < ' ' || c > '~' || c == '%' || c == ' ' && (i == 0 || i == len(s)-1) {
+			dst = append(dst, '%', hex[c>>4], hex[c&15])
+		} else {
+			dst = append(dst, c)
 		}
 	}
-	return s
+	return dst
 }
 
 // Counted is whom a limit counts: the verified user, else the consumer, else the address (H5).

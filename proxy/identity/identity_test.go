@@ -16,9 +16,11 @@ func TestFieldsTellWhatIsKnownAndNothingElse(t *testing.T) {
 	}{
 		"a user":             {Told{User: "alice", Consumer: "acme", Issuer: "https://id", Facts: facts}, "X-Caller: alice|X-Caller-User: alice|X-Caller-Issuer: https://id|X-Caller-Consumer: acme|X-Caller-Client: web|X-Caller-Scopes: read write|"},
 		"a key":              {Told{Consumer: "acme"}, "X-Caller: acme|X-Caller-Consumer: acme|"},
-		"line ends":          {Told{User: "a\r\nX-Caller: root", Facts: &auth.Identity{Scopes: []string{"x\ny", "ok"}}}, "X-Caller: -|X-Caller-User: -|X-Caller-Scopes: - ok|"},
-		"blanks at its ends": {Told{User: " root"}, "X-Caller: -|X-Caller-User: -|"},
-		"beyond ASCII":       {Told{User: "ünal"}, "X-Caller: -|X-Caller-User: -|"},
+		"line ends":          {Told{User: "a\r\nX-Caller: root", Facts: &auth.Identity{Scopes: []string{"x\ny", "ok"}}}, "X-Caller: a%0D%0AX-Caller: root|X-Caller-User: a%0D%0AX-Caller: root|X-Caller-Scopes: x%0Ay ok|"},
+		"blanks at its ends": {Told{User: " the root "}, "X-Caller: %20the root%20|X-Caller-User: %20the root%20|"},
+		"beyond ASCII":       {Told{User: "ünal"}, "X-Caller: %C3%BCnal|X-Caller-User: %C3%BCnal|"},
+		"what looks like it": {Told{User: "%C3%BCnal"}, "X-Caller: %25C3%25BCnal|X-Caller-User: %25C3%25BCnal|"},
+		"no text":            {Told{Consumer: "a\xff\x7f"}, "X-Caller: a%FF%7F|X-Caller-Consumer: a%FF%7F|"},
 	} {
 		if got := strings.ReplaceAll(string(c.told.AppendFields(nil)), "\r\n", "|"); got != c.want || !c.told.Known() {
 			t.Errorf("%s: %s", name, got)

@@ -83,15 +83,25 @@ type claims struct {
 	Scope        string `json:"scope,omitempty"`
 }
 
-// Sign makes a token for one upstream, good until the time that it gives, which is never beyond that of the caller's own credentials.
+var errName = errors.New("identity: something of the caller is no UTF-8")
+
+func (c *claims) valid() bool {
+	return utf8.ValidString(c.User) && utf8.ValidString(c.CallerIssuer) && utf8.ValidString(c.Consumer) && utf8.ValidString(c.ClientID) && utf8.ValidString(c.Scope)
+}
+
+// Sign makes a token for one upstream, good until the time that it gives, which is never beyond that of the caller's own credentials. A
+// caller of whom something is no UTF-8 gets none: JSON can't hold it as it is, and two callers must not become one.
 func (s *Signer) Sign(kid, issuer, audience, tenant string, t Told, now time.Time, random io.Reader) (token string, until time.Time, err error) {
 	until = now.Add(TokenLife).Truncate(time.Second)
-	c := claims{Issuer: issuer, Audience: audience, Subject: whole(cmp.Or(t.User, t.Consumer)), IssuedAt: now.Unix(), Tenant: tenant, User: whole(t.User), CallerIssuer: whole(t.Issuer), Consumer: whole(t.Consumer)}
+	c := claims{Issuer: issuer, Audience: audience, Subject: cmp.Or(t.User, t.Consumer), IssuedAt: now.Unix(), Tenant: tenant, User: t.User, CallerIssuer: t.Issuer, Consumer: t.Consumer}
 	if t.Facts != nil {
-		c.ClientID, c.Scope = whole(t.Facts.ClientID), whole(strings.Join(t.Facts.Scopes, " "))
+		c.ClientID, c.Scope = t.Facts.ClientID, strings.Join(t.Facts.Scopes, " ")
 		if end := t.Facts.Until; !end.IsZero() && end.Before(until) {
 			until = end
 		}
+	}
+	if !c.valid() {
+		return "", until, errName
 	}
 	c.Expires = until.Unix()
 	head, err := json.Marshal(map[string]string{"alg": s.alg, "kid": kid, "typ": TokenType})
@@ -126,12 +136,4 @@ func (s *Signer) sign(text []byte, random io.Reader) ([]byte, error) {
 	a.FillBytes(sig[:32])
 	b.FillBytes(sig[32:])
 	return sig, nil
-}
-
-// whole keeps out what JSON can't hold as it is: two callers must not become one.
-func whole(s string) string {
-	if !utf8.ValidString(s) {
-		return "-"
-	}
-	return s
 }

@@ -58,13 +58,13 @@ func TestTokensSayWhoCallsAndVerifyByThePublicKey(t *testing.T) {
 			{Told{User: "alice", Consumer: "acme", Issuer: "https://id", Facts: facts}, `{"iss":"gw","aud":"orders","sub":"alice","iat":1800000000,"exp":1800000060,"tenant":"shop","user":"alice","caller_iss":"https://id","consumer":"acme","client_id":"app","scope":"read write"}`},
 			{Told{Consumer: "acme"}, `{"iss":"gw","aud":"orders","sub":"acme","iat":1800000000,"exp":1800000060,"tenant":"shop","consumer":"acme"}`},
 			{Told{User: "a\"\x00<b>", Facts: short}, `{"iss":"gw","aud":"orders","sub":"a\"\u0000\u003cb\u003e","iat":1800000000,"exp":1800000020,"tenant":"shop","user":"a\"\u0000\u003cb\u003e"}`},
-			{Told{User: "a\xff"}, `{"iss":"gw","aud":"orders","sub":"-","iat":1800000000,"exp":1800000060,"tenant":"shop","user":"-"}`},
+			{Told{User: "ünal"}, `{"iss":"gw","aud":"orders","sub":"ünal","iat":1800000000,"exp":1800000060,"tenant":"shop","user":"ünal"}`},
 		} {
 			token, until, err := s.Sign("k-1", "gw", "orders", "shop", c.told, now, rand.Reader)
 			if err != nil || until.Sub(now) > TokenLife {
 				t.Fatal(until, err)
 			}
-			signed, err := jose.ParseSigned(token, []jose.SignatureAlgorithm{jose.SignatureAlgorithm(alg)})
+			signed, err := jose.ParseSignedCompact(token, []jose.SignatureAlgorithm{jose.SignatureAlgorithm(alg)})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -78,7 +78,7 @@ func TestTokensSayWhoCallsAndVerifyByThePublicKey(t *testing.T) {
 			}
 			changed := []byte(token)
 			changed[strings.IndexByte(token, '.')+5] ^= 1
-			if bad, err := jose.ParseSigned(string(changed), []jose.SignatureAlgorithm{jose.SignatureAlgorithm(alg)}); err == nil {
+			if bad, err := jose.ParseSignedCompact(string(changed), []jose.SignatureAlgorithm{jose.SignatureAlgorithm(alg)}); err == nil {
 				if _, err := bad.Verify(key); err == nil {
 					t.Error("a changed token verifies")
 				}
@@ -92,6 +92,16 @@ func TestTokensSayWhoCallsAndVerifyByThePublicKey(t *testing.T) {
 			if r := v.Verify(token, keys, now); r.Identity != nil {
 				t.Error("the token is good as a bearer token of a jwt policy: its type is another one")
 			}
+		}
+	}
+}
+
+// Two callers must not become one.
+func TestWhoCannotBeNamedHasNoToken(t *testing.T) {
+	s := mustSigner(t, keysOf(t)["EdDSA"])
+	for _, told := range []Told{{User: "a\xff"}, {Consumer: "a\xff"}, {User: "a", Issuer: "\xff"}, {User: "a", Facts: &auth.Identity{ClientID: "\xff"}}, {User: "a", Facts: &auth.Identity{Scopes: []string{"b", "\xff"}}}} {
+		if token, _, err := s.Sign("k", "gw", "orders", "shop", told, time.Unix(1e9, 0), rand.Reader); err == nil || token != "" {
+			t.Errorf("%+v: %q %v", told, token, err)
 		}
 	}
 }

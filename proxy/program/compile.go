@@ -127,7 +127,10 @@ func namesOf(shared *snapshot.Config) snapshot.Digest {
 	for i := range shared.Policies {
 		writeName(h, shared.Policies[i].ID)
 		writeName(h, shared.Policies[i].Kind()+shared.Policies[i].Mode) // by which a route's policies are told apart
-		if t := shared.Policies[i].Transform; t != nil {                // and this is what terms hold
+		if shared.Policies[i].CertificateBound() {
+			writeName(h, "bound") // by which clients are asked for certificates
+		}
+		if t := shared.Policies[i].Transform; t != nil { // and this is what terms hold
 			raw, _ := json.Marshal(t) // it is what was read
 			writeName(h, string(raw))
 		}
@@ -378,7 +381,7 @@ func newResolver(shared *snapshot.Config) *resolver {
 		r.upstreams[u.ID] = int32(i)
 	}
 	for i, p := range shared.Policies {
-		r.policies[p.ID], r.certificates = int32(i), r.certificates || p.MTLS != nil
+		r.policies[p.ID], r.certificates = int32(i), r.certificates || asksClients(&p)
 	}
 	return r
 }

@@ -17,7 +17,8 @@ import (
 type Trust struct {
 	// Digest is equal for equal sets.
 	Digest string
-	// Hint tells clients which of their certificates are meant; nil when it would be longer than a handshake carries well.
+	// Hint tells clients which of their certificates are meant; nil when those of any authority are, or when it would be longer than a
+	// handshake carries well.
 	Hint *x509.CertPool
 }
 
@@ -39,10 +40,17 @@ func (p *Program) Trust(host string) *Trust {
 	return p.trusts[""]
 }
 
-// Certified says whether callers of the route are known by their certificates.
-func (p *Program) Certified(r *Route) bool {
-	return r.Policy >= 0 && p.Policies[r.Policy].MTLS != nil
+// Certified says whether what a client has shown counts on the route: by the certificate itself, or because a token may be bound to it.
+func (p *Program) Certified(r *Route, shown *auth.Shown) bool {
+	if r.Policy < 0 {
+		return false
+	}
+	policy := &p.Policies[r.Policy]
+	return asksClients(policy) || shown.Any() && (policy.JWT != nil || policy.Introspection != nil)
 }
+
+// asksClients says whether the policy needs a client's certificate.
+func asksClients(p *snapshot.Policy) bool { return p.MTLS != nil || p.CertificateBound() }
 
 // Misdirected is the reason to refuse a certificate, or its absence, with: the connection's handshake has asked for what the policies of
 // another host trust, or those of this one before they changed, so another connection may do better (RFC 9110, section 15.5.20).
@@ -74,7 +82,7 @@ func asking(r *snapshot.Route, names *resolver) (policies []int32) {
 		return nil
 	}
 	for _, id := range append([]string{r.Auth}, r.Policies...) {
-		if n := names.policy(id); n >= 0 && names.shared.Policies[n].MTLS != nil {
+		if n := names.policy(id); n >= 0 && asksClients(&names.shared.Policies[n]) {
 			policies = append(policies, n)
 		}
 	}
@@ -126,11 +134,15 @@ func (p *Program) compileTrusts() error {
 	return nil
 }
 
-// trustOf puts the authorities of policies together.
+// trustOf puts the authorities of policies together. A token may be bound to a certificate of any.
 func (p *Program) trustOf(policies []int32) (*Trust, error) {
-	texts := make([]string, 0, len(policies))
+	texts, anyone := make([]string, 0, len(policies)), false
 	for _, n := range policies {
-		texts = append(texts, p.Policies[n].MTLS.CA)
+		if m := p.Policies[n].MTLS; m != nil {
+			texts = append(texts, m.CA)
+		} else {
+			anyone = true
+		}
 	}
 	slices.Sort(texts)
 	t, h, size := &Trust{Hint: x509.NewCertPool()}, sha256.New(), 0
@@ -145,7 +157,10 @@ func (p *Program) trustOf(policies []int32) (*Trust, error) {
 			size += len(c.RawSubject)
 		}
 	}
-	if t.Digest = hex.EncodeToString(h.Sum(nil)); size > maxHint {
+	if anyone {
+		writeName(h, "any")
+	}
+	if t.Digest = hex.EncodeToString(h.Sum(nil)); anyone || size > maxHint {
 		t.Hint = nil
 	}
 	return t, nil

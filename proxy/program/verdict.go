@@ -169,6 +169,9 @@ func (q *inquiry) identified(r auth.Result, rest string) Verdict {
 		return refusal(r.Reason, "by the claims that were given: %s", strings.ToLower(r.Reason.Title()))
 	}
 	q.known, q.facts, q.consumer = true, r.Identity, r.Identity.Consumer
+	if r.Identity.Bound != "" {
+		rest += "; the client has to show the certificate that the token is bound to"
+	}
 	return depends("the claims that were given hold: user %q, consumer %q; %s", r.Identity.Subject, r.Identity.Consumer, rest)
 }
 

@@ -4,6 +4,8 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -76,10 +78,15 @@ func newSender(o Options) (*sender, error) {
 	if err != nil {
 		return nil, err
 	}
+	trusts, err := authorities(o.CAFile)
+	if err != nil {
+		return nil, err
+	}
 	s := &sender{url: u.String(), headers: o.HeadersFile, log: o.Log, first: firstWait, client: &http.Client{
 		Timeout: timeout,
 		Transport: &http.Transport{
 			DialContext:            ask.Dialer(o.Allow, u.Scheme == "http").DialContext,
+			TLSClientConfig:        &tls.Config{RootCAs: trusts},
 			TLSHandshakeTimeout:    5 * time.Second,
 			IdleConnTimeout:        30 * time.Second,
 			MaxConnsPerHost:        1,
@@ -90,6 +97,29 @@ func newSender(o Options) (*sender, error) {
 	}}
 	_, err = s.fields()
 	return s, err
+}
+
+// authorities are those of a file; nil = the system's.
+func authorities(file string) (*x509.CertPool, error) {
+	if file == "" {
+		return nil, nil
+	}
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	all, err := snapshot.Authorities(string(raw))
+	if err == nil && len(all) == 0 {
+		err = errors.New("holds no certificate in PEM")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	pool := x509.NewCertPool()
+	for _, c := range all {
+		pool.AddCert(c)
+	}
+	return pool, nil
 }
 
 // send gives the message to the collector, again if that may help, until it is taken, refused, or given up.

@@ -43,6 +43,8 @@ type Options struct {
 	// HeadersFile has lines of "Name: value" that go along with every message, such as a key; empty = none. It is read for each
 	// message, so that a key may be changed.
 	HeadersFile string
+	// CAFile has the authorities, in PEM, of which one has to stand for the collector's certificate; empty = those of the system.
+	CAFile string
 	// Ratio is the share of the traces that begin here which are sampled, 0 to 1.
 	Ratio float64
 	// Allow says where the URL may lead, when it is given and at every connection.

@@ -2,13 +2,18 @@ package traces
 
 import (
 	"context"
+	"encoding/pem"
 	"fmt"
+	"io"
+	"log"
 	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -261,6 +266,28 @@ func TestACollectorThatIsIllIsAskedAgainAndOneThatRefusesIsNot(t *testing.T) {
 	until(t, "all are taken", func() bool { return e.exported.Load() == 5 && len(sink.Spans()) == 4 })
 }
 
+func TestACollectorMayBeOfAPrivateAuthority(t *testing.T) {
+	var came atomic.Int64
+	srv := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { came.Add(1) }))
+	srv.Config.ErrorLog = log.New(io.Discard, "", 0)
+	t.Cleanup(srv.Close)
+	file := filepath.Join(t.TempDir(), "ca.pem")
+	if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: srv.Certificate().Raw}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for ca, want := range map[string]int64{"": 0, file: 1} {
+		e, err := New(Options{URL: srv.URL, CAFile: ca, Allow: snapshot.Loopback()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		came.Store(0)
+		if _, _, err := e.to.post(t.Context(), nil); came.Load() != want || (err == nil) != (want == 1) {
+			t.Errorf("with %q: %v", ca, err)
+		}
+		e.to.client.CloseIdleConnections()
+	}
+}
+
 func TestACollectorThatIsNotThereCostsNothingButSpans(t *testing.T) {
 	e := exporter(t, Options{URL: "http://127.73.1.1:1"})
 	end := running(t, e)
@@ -287,23 +314,28 @@ func TestOptionsThatCannotWorkAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	for says, change := range map[string]func(*Options){
-		"absolute URL":  func(o *Options) { o.URL = "collector:4318" },
-		"must be https": func(o *Options) { o.URL = "http://collector.example" },
-		"credentials":   func(o *Options) { o.URL = "https://me:s3cret@collector.example" },
-		"has a query":   func(o *Options) { o.URL = "https://collector.example/?key=s3cret" },
-		"port of 1":     func(o *Options) { o.URL = "https://collector.example:0" },
-		"169.254":       func(o *Options) { o.URL = "https://169.254.169.254/" },
-		"metadata":      func(o *Options) { o.URL = "https://metadata.google.internal/" },
-		"loopback":      func(o *Options) { o.URL = "https://127.0.0.1/" },
-		"0 to 1":        func(o *Options) { o.Ratio = 1.5 },
-		"is NaN":        func(o *Options) { o.Ratio = nan() },
-		"is -1":         func(o *Options) { o.Ratio = -1 },
-		"no such file":  func(o *Options) { o.HeadersFile = "/nowhere" },
-		"Name: value":   func(o *Options) { o.HeadersFile = file("s3cret\n") },
-		"1 to 32":       func(o *Options) { o.HeadersFile = file(strings.Repeat("a: s3cret\n", maxFile)) },
-		"Host is not":   func(o *Options) { o.HeadersFile = file("host: s3cret\n") },
-		"together":      func(o *Options) { o.HeadersFile = file("X: s3cret\x01\n") },
-		"of the form":   func(o *Options) { o.HeadersFile = file("") },
+		"absolute URL":   func(o *Options) { o.URL = "collector:4318" },
+		"must be https":  func(o *Options) { o.URL = "http://collector.example" },
+		"credentials":    func(o *Options) { o.URL = "https://me:s3cret@collector.example" },
+		"has a query":    func(o *Options) { o.URL = "https://collector.example/?key=s3cret" },
+		"port of 1":      func(o *Options) { o.URL = "https://collector.example:0" },
+		"169.254":        func(o *Options) { o.URL = "https://169.254.169.254/" },
+		"metadata":       func(o *Options) { o.URL = "https://metadata.google.internal/" },
+		"loopback":       func(o *Options) { o.URL = "https://127.0.0.1/" },
+		"0 to 1":         func(o *Options) { o.Ratio = 1.5 },
+		"is NaN":         func(o *Options) { o.Ratio = nan() },
+		"is -1":          func(o *Options) { o.Ratio = -1 },
+		"no such file":   func(o *Options) { o.HeadersFile = "/nowhere" },
+		"Name: value":    func(o *Options) { o.HeadersFile = file("s3cret\n") },
+		"1 to 32":        func(o *Options) { o.HeadersFile = file(strings.Repeat("a: s3cret\n", maxFile)) },
+		"no certificate": func(o *Options) { o.CAFile = file("s3cret\n") },
+		"something else": func(o *Options) {
+			o.CAFile = file("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n")
+		},
+		"nowhere-ca":  func(o *Options) { o.CAFile = "/nowhere-ca" },
+		"Host is not": func(o *Options) { o.HeadersFile = file("host: s3cret\n") },
+		"together":    func(o *Options) { o.HeadersFile = file("X: s3cret\x01\n") },
+		"of the form": func(o *Options) { o.HeadersFile = file("") },
 	} {
 		o := good
 		change(&o)

@@ -62,6 +62,8 @@ func TestACollectorThatCannotBeIsRefusedInClearWords(t *testing.T) {
 		"has credentials":               {2, []string{"--otlp", "https://a:b@collector.example"}},
 		"has a query":                   {2, []string{"--otlp", "https://collector.example?k=v"}},
 		"need --otlp URL":               {2, []string{"--otlp-ratio", "0.5"}},
+		"and --otlp-ca need --otlp URL": {2, []string{"--otlp-ca", secret}},
+		"holds no certificate":          {1, []string{"--otlp", "https://collector.example", "--otlp-ca", secret}},
 		"must be 0 to 1":                {2, []string{"--otlp", "https://collector.example", "--otlp-ratio", "NaN"}},
 		"--otlp-ratio 2: must":          {2, []string{"--otlp", "https://collector.example", "--otlp-ratio", "2"}},
 		"no such file":                  {1, []string{"--otlp", "https://collector.example", "--otlp-headers", "/nowhere"}},

@@ -68,6 +68,9 @@ tenants: [{id: shop, hosts: [api.example.com]}]
 		return askAs(t, http.DefaultClient, "GET", "http://"+addr+"/v1/orders", "Cookie", "__Host-s="+second).StatusCode == 200
 	})
 	holds("GET", first, 200, "")
+	if out := run(t, "regionctl", "session", "key"); out.Code != 2 || !strings.Contains(out.Stderr, "--id is required") {
+		t.Errorf("%d %s", out.Code, out.Stderr)
+	}
 	for _, wrong := range []string{"session seal --keys x", "session key --id a.b", "session key --id first --keys " + file + " -o xml"} {
 		if out := run(t, append([]string{"regionctl"}, strings.Fields(wrong)...)...); out.Code != 2 || out.Stdout != "" {
 			t.Errorf("%s: exit %d %q", wrong, out.Code, out.Stdout)

@@ -36,6 +36,8 @@ func TestWrongFlagsAreNamed(t *testing.T) {
 	refused(t, 2, "--net", "up", "--dir", dir, "--net", "nonsense")
 	refused(t, 2, "--ttl", "up", "--dir", dir, "--ttl", "10ms")
 	refused(t, 2, "--cell-limit", "up", "--dir", dir, "--cell-limit", "0")
+	refused(t, 2, "must be https", "up", "--dir", dir, "--otlp", "http://collector.example")
+	refused(t, 2, "needs --otlp", "up", "--dir", dir, "--otlp-ca", "ca.pem")
 	refused(t, 2, "unknown flag", "up", "--dir", dir, "--frobnicate")
 	refused(t, 2, "unknown command", "frobnicate")
 	refused(t, 2, "", "stop")

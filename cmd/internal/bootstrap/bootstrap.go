@@ -97,6 +97,7 @@ type Proxy struct {
 type OTLP struct {
 	URL         string   `json:"url,omitempty"`
 	HeadersFile string   `json:"headers_file,omitempty"` // lines of "Name: value"
+	CAFile      string   `json:"ca_file,omitempty"`      // PEM: authorities that the collector's certificate may be of; empty = the system's
 	Ratio       *float64 `json:"ratio,omitempty"`        // share of traces that are sampled, 0 to 1; absent = 0.01
 }
 

@@ -111,6 +111,11 @@ func upCommand(dir *string) *cobra.Command {
 			o.Dir, o.Size.Net, o.Timing = *dir, net, defaultTiming(ttl, bake, ramp)
 			o.Timing.OnInsufficient = insufficient
 			o.Limit = cells.MilliRPS(min(max(limit, -1), 1e12)) * 1000
+			if o.OTLP.CAFile != "" {
+				if o.OTLP.CAFile, err = filepath.Abs(o.OTLP.CAFile); err != nil {
+					return err
+				}
+			}
 			if err := o.validate(); err != nil {
 				return errUsage{err}
 			}
@@ -131,6 +136,8 @@ func upCommand(dir *string) *cobra.Command {
 	f.StringVar(&o.Engine, "engine", "", "`engine` of the proxies, loop or goroutine; their default unless given")
 	f.StringVar(&o.QuotaRedis, "quota-redis", "", "`URL` of a Redis server that has the buckets of limits, such as redis://127.0.0.1:6379; they are in the controllers' memory unless given")
 	f.StringVar(&o.Consul, "consul", "", "`address` of a Consul agent that tells the proxies of upstreams' endpoints; 254.4:8500 of the block unless given")
+	f.StringVar(&o.OTLP.URL, "otlp", "", "`URL` of an OpenTelemetry collector that gets traces of the proxies (OTLP over HTTP), such as http://127.0.0.1:4318; none unless given")
+	f.StringVar(&o.OTLP.CAFile, "otlp-ca", "", "PEM `file` with the authorities that the collector's certificate may be of; the system's unless given")
 	f.Int64Var(&limit, "cell-limit", 5000, "what every cell is taken to carry, in requests per second")
 	return cmd
 }

@@ -43,6 +43,7 @@ type builder struct {
 	engine string
 	consul string
 	redis  string
+	otlp   bootstrap.OTLP
 	netns  string // netnsPrefix
 	made   []process
 }
@@ -335,7 +336,7 @@ func (b *builder) proxy(r int, cell cells.Cell, node cells.Node, edgeCert, edgeK
 		OwnHTTP: at(own, portHTTP), OwnHTTPS: at(own, portHTTPS), Admin: node.Admin,
 		EdgeCert: edgeCert, EdgeKey: edgeKey, AdminCert: cert, AdminKey: key,
 		AdminTokenHash: hashOf(b.keys.tokens.Admin), PermitLoopback: true,
-		Peer: node.Peer, HTTP3: true, Engine: b.engine, Consul: bootstrap.Consul{Address: b.consul}, Secrets: b.home.path("secrets"),
+		Peer: node.Peer, HTTP3: true, Engine: b.engine, Consul: bootstrap.Consul{Address: b.consul}, OTLP: b.otlp, Secrets: b.home.path("secrets"),
 	}
 	for _, other := range cell.Nodes {
 		if other.ID != node.ID {

@@ -18,6 +18,7 @@ import (
 	"github.com/cellgate/cellgate/cmd/internal/supervisor"
 	"github.com/cellgate/cellgate/internal/pause"
 	"github.com/cellgate/cellgate/internal/supervise"
+	"github.com/cellgate/cellgate/snapshot"
 )
 
 // Options of `cellgate up`.
@@ -30,6 +31,7 @@ type Options struct {
 	Engine     string         // of the proxies: "loop" or "goroutine"; empty = their default
 	QuotaRedis string         // URL of a Redis server that has the buckets of limits; empty = controllers have them
 	Consul     string         // address of the Consul agent that proxies ask; empty = where one of the world would stand
+	OTLP       bootstrap.OTLP // the collector that gets the proxies' traces
 	// Netns is the prefix of the network namespaces that processes run in, see builder.inside; empty = all run in ours.
 	Netns string
 }
@@ -43,6 +45,12 @@ func (o Options) validate() error {
 	}
 	if o.Engine != "" && o.Engine != "loop" && o.Engine != "goroutine" {
 		return fmt.Errorf("--engine %q is none of loop, goroutine", o.Engine)
+	}
+	if o.OTLP.URL == "" && o.OTLP.CAFile != "" {
+		return errors.New("--otlp-ca needs --otlp URL")
+	}
+	if fault, hint := snapshot.Loopback().ServiceURL(o.OTLP.URL); o.OTLP.URL != "" && fault != "" {
+		return fmt.Errorf("--otlp: the collector's URL %s (%s)", fault, hint)
 	}
 	t := o.Timing
 	for _, f := range []struct {
@@ -163,7 +171,7 @@ func (w *world) prepare(ctx context.Context, bin string) error {
 		return fmt.Errorf("keys: %w", err)
 	}
 	w.keys = keys
-	b := &builder{layout: w.layout, home: w.home, keys: keys, bin: bin, timing: w.opts.Timing, engine: w.opts.Engine, redis: w.opts.QuotaRedis, consul: cmp.Or(w.opts.Consul, w.consul().String()), netns: netnsPrefix(w.opts.Netns)}
+	b := &builder{layout: w.layout, home: w.home, keys: keys, bin: bin, timing: w.opts.Timing, engine: w.opts.Engine, redis: w.opts.QuotaRedis, consul: cmp.Or(w.opts.Consul, w.consul().String()), otlp: w.opts.OTLP, netns: netnsPrefix(w.opts.Netns)}
 	if w.made, err = b.build(); err != nil {
 		return fmt.Errorf("bootstrap files: %w", err)
 	}

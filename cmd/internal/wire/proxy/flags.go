@@ -29,6 +29,7 @@ type flags struct {
 	region, zone           string
 	consul, consulToken    string
 	otlp, otlpHeaders      string
+	otlpCA                 string
 	otlpRatio              float64
 	maxAge                 time.Duration
 	trusted                []string
@@ -92,6 +93,7 @@ Every listener answers GET /.well-known/cellgate/ready: 200, or 503 while the no
 	fs.StringVar(&f.otlp, "otlp", "", "`URL` of an OpenTelemetry collector that takes traces (OTLP over HTTP), such as https://collector:4318; none unless given")
 	fs.Float64Var(&f.otlpRatio, "otlp-ratio", defaultRatio, "`share` of the traces that begin here which are sent, 0 to 1; failed and slow requests are sent besides")
 	fs.StringVar(&f.otlpHeaders, "otlp-headers", "", "`file` with lines of \"Name: value\" that the collector gets, such as a key; read anew for each message")
+	fs.StringVar(&f.otlpCA, "otlp-ca", "", "PEM `file` with the authorities that the collector's certificate may be of; the system's unless given")
 	fs.StringVar(&f.state, "state", "", "`directory` of what outlives the process, and of its upgrades; none unless given")
 	fs.StringVar(&f.secretsDir, "secrets", "", "`directory` with the files that policies name: client secrets, keys of sessions; none unless given")
 	fs.BoolVar(&f.takeover, takeoverFlag, false, "take the place of the process that runs with the same --state or --bootstrap, if there is one")
@@ -124,8 +126,8 @@ func (f *flags) check(set *pflag.FlagSet) error {
 		return usagef("--h3 needs --https ADDR: HTTP/3 is served on its UDP side")
 	case !slices.Contains(engines(), f.engine):
 		return usagef("--engine %q is none of %s", f.engine, strings.Join(engines(), ", "))
-	case f.otlp == "" && (set.Changed("otlp-ratio") || set.Changed("otlp-headers")):
-		return usagef("--otlp-ratio and --otlp-headers need --otlp URL")
+	case f.otlp == "" && (set.Changed("otlp-ratio") || f.otlpHeaders != "" || f.otlpCA != ""):
+		return usagef("--otlp-ratio, --otlp-headers and --otlp-ca need --otlp URL")
 	case !(f.otlpRatio >= 0 && f.otlpRatio <= 1):
 		return usagef("--otlp-ratio %v: must be 0 to 1", f.otlpRatio)
 	case f.takeover && f.state == "":

@@ -194,7 +194,7 @@ func (n *node) build(log *slog.Logger, place *place, first *program.Program) (er
 	}
 	start := time.Now()
 	if n.core, err = newCore(log, start, callers.NewLimiter(start), snapshot.Loopback(), snapshot.Locality{Region: n.region, Zone: n.zone}, n.believed, consul.Options{Address: n.consul, TokenFile: n.consulToken},
-		traces.Options{URL: n.otlp, HeadersFile: n.otlpHeaders, Ratio: n.otlpRatio, Region: n.region}, n.state, n.secretsDir, n.accessLog); err != nil {
+		traces.Options{URL: n.otlp, HeadersFile: n.otlpHeaders, CAFile: n.otlpCA, Ratio: n.otlpRatio, Region: n.region}, n.state, n.secretsDir, n.accessLog); err != nil {
 		return err
 	}
 	n.place = place

@@ -150,7 +150,7 @@ func newWorldNode(file string, boot bootstrap.Proxy, place *place, log *slog.Log
 
 // otlpOf is where the node's traces go.
 func otlpOf(b bootstrap.Proxy) traces.Options {
-	o := traces.Options{URL: b.OTLP.URL, HeadersFile: b.OTLP.HeadersFile, Ratio: defaultRatio, Node: string(b.ID), Cell: string(b.Cell), Region: string(b.Cell.Region())}
+	o := traces.Options{URL: b.OTLP.URL, HeadersFile: b.OTLP.HeadersFile, CAFile: b.OTLP.CAFile, Ratio: defaultRatio, Node: string(b.ID), Cell: string(b.Cell), Region: string(b.Cell.Region())}
 	if b.OTLP.Ratio != nil {
 		o.Ratio = *b.OTLP.Ratio
 	}

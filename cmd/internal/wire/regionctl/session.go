@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -41,6 +42,9 @@ func sessionKeyCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := out.check(); err != nil {
 				return err
+			}
+			if id == "" {
+				return usage(errors.New("--id is required: the new key's name, such as --id 2026-12"))
 			}
 			secret := make([]byte, 32)
 			if _, err := rand.Read(secret); err != nil {
