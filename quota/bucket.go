@@ -33,12 +33,12 @@ func (d *demand) all() float64     { return max(d.smooth, d.sum) }
 func (d *demand) holders() float64 { return max(d.active, d.asked, 1) }
 
 // portion is what an Ask gets when there are free tokens for everybody: all that it wants, or, when they are scarce, the
-// holder's share of what an interval brings or has piled up. What is left of a token after that is drawn for, since a
-// hundred holders who share two tokens would get none by rounding; chance is uniform in [0, 1).
+// holder's share of what an interval brings, and all that is more than that: others have left it. What is left of a token after
+// that is drawn for, since a hundred holders who share two tokens would get none by rounding; chance is uniform in [0, 1).
 func (d *demand) portion(want, free, fresh, share, chance float64) float64 {
 	g := want
 	if free < max(want, d.all()) {
-		g = min(want, share*max(min(fresh, max(free, 0)), free))
+		g = min(want, share*max(fresh, free)+max(free-fresh, 0))
 		whole := math.Floor(g)
 		if chance < g-whole {
 			whole++

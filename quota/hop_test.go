@@ -35,7 +35,10 @@ func hops() []hop {
 		{name: "one region", regions: 1, load: 1500, least: .95, most: 1.05},
 		{name: "one region, barely over", regions: 1, load: 1100, least: .95, most: 1.05},
 		{name: "three regions on one machine", regions: 3, load: 1500, least: .95, most: 1.05},
-		{name: "three regions, 60 ms apart", regions: 3, between: 60 * ms, load: 1500, least: .85, most: 1.05},
+		{name: "three regions, 60 ms apart", regions: 3, between: 60 * ms, load: 1500, least: .95, most: 1.05},
+		{name: "three regions, 60 ms apart, barely over", regions: 3, between: 60 * ms, load: 1100, least: .95, most: 1.05},
+		{name: "three regions, 100 ms apart", regions: 3, between: 100 * ms, load: 1500, least: .95, most: 1.05},
+		{name: "three regions, 150 ms apart", regions: 3, between: 150 * ms, load: 1500, least: .93, most: 1.05},
 		{name: "a tenth of the nodes cut off", regions: 1, load: 1500, trouble: cut, least: .45, most: 1.05}, // both hot nodes may be among them
 		{name: "a hot node killed every 7 s", regions: 1, load: 1500, trouble: kill, least: .95, most: 1.05},
 		{name: "service lost for 5 s", regions: 1, load: 1500, trouble: silence, least: .5, most: 1.5},

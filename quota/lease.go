@@ -1,6 +1,9 @@
 package quota
 
-import "math"
+import (
+	"math"
+	"slices"
+)
 
 // maxParked is how many requests of one key wait for one grant, maxWaits how often one may.
 const (
@@ -42,9 +45,9 @@ type Lease struct {
 	tries   int64 // since the last Ask
 	first   int64 // when the first of them came
 	demand  float64
-	last    int64 // when the last Ask was sent
-	flying  bool  // it has not been answered
-	lag     int64 // how long the last answer took
+	last    int64     // when the last Ask was sent
+	asked   []pending // those that have not been answered, oldest first; at most Terms.Asks
+	lag     int64     // how long the last answer took
 	pulls   float64
 	parked  int64
 
@@ -57,13 +60,16 @@ type Lease struct {
 	pause  int64 // an instant
 
 	debt int64 // spent without a grant and not yet told
-	owed int64 // told in the Ask that is on its way
+	owed int64 // told in the Asks that are on their way
 
 	shut int64 // until this instant the grantor has no room for the key
 
 	own   float64 // tokens of the local bucket, while the grantor is lost
 	ownAt int64
 }
+
+// pending is an Ask on its way: when it was sent, what it wants and what it pays.
+type pending struct{ sent, want, debt int64 }
 
 // Take asks for one request. Lost is the instant from which on the grantor doesn't answer, 0 = it does; weight is the
 // holder's part of all holders, in case it is. Waits is how often the request has waited: it may twice, since the first
@@ -114,7 +120,7 @@ func (l *Lease) ahead(now int64, weight float64) bool {
 }
 
 func (l *Lease) mayWait(now int64, waits int) bool {
-	return (l.calm || now >= l.known) && l.parked < maxParked && waits < maxWaits && (l.flying || l.saved(now) >= 1)
+	return (l.calm || now >= l.known) && l.parked < maxParked && waits < maxWaits && (l.flying() || l.saved(now) >= 1)
 }
 
 // GiveBack returns the token of an Admit, for a request that another limit refused.
@@ -166,12 +172,17 @@ func (l *Lease) saved(now int64) float64 {
 }
 
 // Urgent says whether requests wait for an Ask that may be sent ahead of its time.
-func (l *Lease) Urgent(now int64) bool { return l.parked > 0 && !l.flying && l.saved(now) >= 1 }
+func (l *Lease) Urgent(now int64) bool { return l.parked > 0 && !l.flying() && l.saved(now) >= 1 }
 
-// Quiet says whether there is nothing to tell and nothing to give back. A quiet Lease may be left alone, and, once it is no
-// longer known, forgotten.
-func (l *Lease) Quiet(now int64) bool {
-	return l.tries == 0 && l.debt == 0 && !l.flying && l.demand == 0 && l.parked == 0 && (l.balance == 0 || now >= l.expires)
+func (l *Lease) flying() bool { return len(l.asked) > 0 }
+
+// Quiet says whether there is nothing to tell, nothing to give back, and nothing to be heard. A quiet Lease may be left alone,
+// and, once it is no longer known, forgotten.
+func (l *Lease) Quiet(now int64) bool { return !l.flying() && l.told(now) }
+
+// told says whether there is nothing to tell, and nothing to give back.
+func (l *Lease) told(now int64) bool {
+	return l.tries == 0 && l.debt == 0 && l.demand == 0 && l.parked == 0 && (l.balance == 0 || now >= l.expires)
 }
 
 // Forgettable says whether a new Lease would be no better for anybody.
@@ -194,15 +205,15 @@ func (l *Lease) Spare(now int64) int64 {
 
 // Due gives the Ask to send now, if one is due. The caller sends it, and calls Granted or Failed.
 func (l *Lease) Due(now int64) (a Ask, due bool) {
-	if l.flying && now-l.last >= l.Terms.TTL {
-		l.Failed()
+	for l.flying() && now-l.asked[0].sent >= l.Terms.TTL {
+		l.Failed(l.asked[0].sent)
 	}
 	past := now - l.last
-	if l.flying || past < l.Terms.Interval/2 && !l.Urgent(now) {
+	if len(l.asked) >= l.Terms.Asks || past < l.Terms.Interval/2 && !l.Urgent(now) {
 		return Ask{}, false
 	}
 	low := l.balance <= l.target/2 || now+l.Terms.Interval >= l.expires || l.Limit.Day > 0 // whose stock must not hide its demand
-	if !(l.parked > 0 || l.tries > 0 && low || past >= 2*l.Terms.Interval && !l.Quiet(now)) {
+	if !(l.parked > 0 || l.tries > 0 && low || past >= 2*l.Terms.Interval && !l.told(now)) {
 		return Ask{}, false
 	}
 	if l.tries > 0 { // silence before it doesn't thin a burst
@@ -214,9 +225,10 @@ func (l *Lease) Due(now int64) (a Ask, due bool) {
 	}
 	a = Ask{Tries: l.tries, Elapsed: past, Back: max(l.balance-l.target, 0), Debt: l.debt}
 	l.balance -= a.Back
-	a.Want = max(l.target+l.parked-l.balance, 0)
+	a.Want = max(l.target+l.parked-l.balance-l.wanted(), 0)
 	l.pulls = l.saved(now) - 1
-	l.tries, l.debt, l.owed, l.flying, l.last = 0, 0, l.debt, true, now
+	l.asked = append(l.asked, pending{now, a.Want, a.Debt})
+	l.tries, l.debt, l.owed, l.last = 0, 0, l.owed+l.debt, now
 	return a, true
 }
 
@@ -235,8 +247,32 @@ func (l *Lease) estimate(past int64) {
 	l.target = int64(math.Ceil(n + 1.2*math.Sqrt(n)))
 }
 
-// Granted takes the answer to the Ask that was sent at the instant sent.
+// wanted is what the Asks on their way want.
+func (l *Lease) wanted() (n int64) {
+	for _, p := range l.asked {
+		n += p.want
+	}
+	return n
+}
+
+// landed takes the Ask that was sent at that instant off those on their way. It says whether it was one of them.
+func (l *Lease) landed(sent int64) (p pending, ok bool) {
+	i := slices.IndexFunc(l.asked, func(p pending) bool { return p.sent == sent })
+	if i < 0 {
+		return pending{}, false
+	}
+	p = l.asked[i]
+	l.asked = slices.Delete(l.asked, i, i+1)
+	l.owed -= p.debt
+	l.parked = 0
+	return p, true
+}
+
+// Granted takes the answer to the Ask that was sent at the instant sent. The tokens of one that was given up meanwhile are burnt.
 func (l *Lease) Granted(now, sent int64, g Grant) {
+	if _, ok := l.landed(sent); !ok {
+		return
+	}
 	if now >= l.expires {
 		l.balance = 0
 	}
@@ -246,15 +282,18 @@ func (l *Lease) Granted(now, sent int64, g Grant) {
 		l.expires = sent + dailyTTL
 	}
 	l.share, l.calm, l.credit, l.left, l.pause = g.Share, g.Calm, g.Credit, g.Left, now+g.Pause
-	l.lag, l.flying, l.owed, l.parked = min(now-sent, l.Terms.TTL), false, 0, 0
+	l.lag = min(now-sent, l.Terms.TTL)
 }
 
-// Failed says that the Ask on its way will not be answered. It may have arrived: what it gave back stays given, and the
-// debt in it is told again, so that it is paid at least once.
-func (l *Lease) Failed() { l.debt, l.owed, l.flying, l.parked = l.debt+l.owed, 0, false, 0 }
+// Failed says that the Ask that was sent at the instant sent will not be answered. It may have arrived: what it gave back stays
+// given, and the debt in it is told again, so that it is paid at least once.
+func (l *Lease) Failed(sent int64) {
+	p, _ := l.landed(sent)
+	l.debt += p.debt
+}
 
 // Unserved says that the grantor has no room for the key: for the next second it is served as if there were no grantor.
-func (l *Lease) Unserved(now int64) {
-	l.Failed()
+func (l *Lease) Unserved(now, sent int64) {
+	l.Failed(sent)
 	l.shut = now + 1000*ms
 }

@@ -121,14 +121,15 @@ func (g Grant) Valid() bool {
 type Terms struct {
 	Interval int64 // ns between two Asks of one key
 	TTL      int64 // ns that a lease lives without an answer; after half of it without one the grantor is lost
+	Asks     int   // Asks of one key that may be on their way at once
 }
 
 // OfNodes are the terms between a node and its region.
-func OfNodes() Terms { return Terms{100 * ms, 250 * ms} }
+func OfNodes() Terms { return Terms{100 * ms, 250 * ms, 1} }
 
 // OfRegions are the terms between a region and the one that owns a worldwide limit. A lease outlives three round trips
 // around the world, so that a late answer doesn't stop a region.
-func OfRegions() Terms { return Terms{100 * ms, 1000 * ms} }
+func OfRegions() Terms { return Terms{100 * ms, 1000 * ms, 8} }
 
 const (
 	ms = int64(time.Millisecond)

@@ -240,13 +240,12 @@ func (b *Batch[K, V, P]) Granted(now int64, grants []Grant) {
 		e.shard.Lock()
 		l := P(&e.Value).Held()
 		switch {
-		case !l.flying || l.last != b.Sent: // it was given up meanwhile: the tokens are burnt
 		case i < len(grants) && grants[i].Valid():
 			l.Granted(now, b.Sent, grants[i])
 		case i < len(grants):
-			l.Unserved(now)
+			l.Unserved(now, b.Sent)
 		default:
-			l.Failed()
+			l.Failed(b.Sent)
 		}
 		e.shard.Unlock()
 	}

@@ -3,6 +3,7 @@ package quota
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 )
 
 // step is how finely the simulated worlds see time.
@@ -222,7 +223,7 @@ func (w *world) deliver(l letter) {
 		if n.boot != l.boot || n.frozen {
 			return
 		}
-		if n.flying && n.last == l.sent {
+		if n.awaits(l.sent) {
 			n.Granted(w.now+n.clock, l.sent, l.grant)
 			n.heard, n.asked = w.now, 0
 		}
@@ -230,7 +231,7 @@ func (w *world) deliver(l letter) {
 		return
 	default:
 		r := w.away[-2-l.to]
-		if r.Lease.flying && r.Lease.last == l.sent {
+		if r.Lease.awaits(l.sent) {
 			r.Lease.Granted(w.now+r.clock, l.sent, l.grant)
 			r.heard = w.now
 		}
@@ -259,6 +260,11 @@ func (w *world) outstanding() (tokens, debt float64) {
 		}
 	}
 	return tokens, debt + max(0, -w.home.tokens)
+}
+
+// awaits says whether the answer to that Ask still counts.
+func (l *Lease) awaits(sent int64) bool {
+	return slices.ContainsFunc(l.asked, func(p pending) bool { return p.sent == sent })
 }
 
 // Outstanding is what the holder may still spend of grants, and what it owes.

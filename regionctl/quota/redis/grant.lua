@@ -49,7 +49,7 @@ for i = 2, #KEYS do
   if not strict then credit = math.max(1, math.floor(0.2 * rate / holders)) end
   local n = want
   if tokens < math.max(want, all) then
-    n = math.min(want, share * math.max(math.min(fresh, math.max(tokens, 0)), tokens))
+    n = math.min(want, share * math.max(fresh, tokens) + math.max(tokens - fresh, 0))
     local whole = math.floor(n)
     if chance < n - whole then whole = whole + 1 end
     n = whole
