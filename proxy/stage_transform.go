@@ -39,10 +39,17 @@ func (x *Exchange) EachRequestField(give func(name, value string)) {
 	x.rules().RequestEdits().Each(&x.Request.Head, give)
 }
 
-// Trim takes from an answer's trailers what its route keeps from clients. h may be nil.
-func (x *Exchange) Trim(h *http1.Head) *http1.Head {
-	if h != nil {
-		x.rules().AnswerEdits().Trim(h)
+// Hint gives what an interim answer of the upstream's has for the client. Nothing is added to it or renamed: the final answer says
+// it again.
+func (x *Exchange) Hint(res *http1.Response) *http1.Head {
+	if !x.handed {
+		x.rules().Hide(&res.Head)
 	}
-	return h
+	return x.Trim(&res.Head)
 }
+
+// TrimRequest takes from a request's trailers what its route keeps from upstreams (CASES G17). h may be nil.
+func (x *Exchange) TrimRequest(h *http1.Head) *http1.Head { return x.rules().RequestEdits().Trim(h) }
+
+// Trim takes from an answer's trailers what its route keeps from clients. h may be nil.
+func (x *Exchange) Trim(h *http1.Head) *http1.Head { return x.rules().AnswerEdits().Trim(h) }

@@ -125,6 +125,8 @@ func samples() map[string]sample {
 		"two equal lengths":        {method: "POST", target: "/ok", fields: []string{"Content-Length", "5"}, body: "hello"},
 		"answered in chunks":       {method: "GET", target: "/chunks"},
 		"answered with trailers":   {method: "GET", target: "/trailers"},
+		"answered with no body":    {method: "GET", target: "/nobody"},
+		"answered 600":             {method: "GET", target: "/600"},
 		"answered 204":             {method: "GET", target: "/204"},
 		"answered 304":             {method: "GET", target: "/304"},
 		"answered 500":             {method: "GET", target: "/500"},
@@ -207,11 +209,13 @@ func answerer(t *testing.T, seen chan string) string {
 				c.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n3\r\ndef\r\n0\r\n\r\n")
 			case "/trailers":
 				c.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: X-Sum\r\n\r\n3\r\nabc\r\n0\r\nX-Sum: 1\r\nX-Other: 2\r\n\r\n")
+			case "/nobody":
+				c.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: X-Sum\r\n\r\n0\r\nX-Sum: 1\r\n\r\n")
 			case "/204":
 				c.send("HTTP/1.1 204 No Content\r\nX-A: 1\r\n\r\n")
 			case "/304":
 				c.send("HTTP/1.1 304 Not Modified\r\nEtag: \"1\"\r\nContent-Length: 5\r\n\r\n")
-			case "/500", "/599":
+			case "/500", "/599", "/600":
 				c.send("HTTP/1.1 " + req.URL.Path[1:] + " Odd\r\nContent-Length: 3\r\n\r\nabc")
 			case "/103":
 				c.send("HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
@@ -266,6 +270,10 @@ func answerer2(t *testing.T, seen chan string) string {
 			give(200, "", "abc")
 			h.Set("X-Sum", "1")
 			h.Set(http.TrailerPrefix+"X-Other", "2")
+		case "/nobody":
+			h.Set("Trailer", "X-Sum")
+			give(200, "", "")
+			h.Set("X-Sum", "1")
 		case "/204":
 			h.Set("X-A", "1")
 			give(204, "", "")
@@ -276,6 +284,8 @@ func answerer2(t *testing.T, seen chan string) string {
 			give(500, "3", "abc")
 		case "/599":
 			give(599, "3", "abc")
+		case "/600":
+			give(600, "3", "abc")
 		case "/103":
 			h.Set("Link", "x")
 			w.WriteHeader(103)
@@ -468,6 +478,7 @@ func TestEnginesAndProtocolsAgree(t *testing.T) {
 		ways = append(ways, way{name, func(s sample) string { return overHTTP1(t, w, s, seen) }, differs})
 	}
 	over1to2("goroutine, upstream over 2", goroutines, otherUpstreamOver2())
+	over1to2("nethttp, upstream over 2", standard, both(laxNetHTTP(), otherUpstreamOver2()))
 	if loops := engines()["loop"]; loops != nil {
 		over1to2("loop, upstream over 2", loops, otherUpstreamOver2())
 	}
@@ -477,6 +488,9 @@ func TestEnginesAndProtocolsAgree(t *testing.T) {
 		ways = append(ways, way{name, func(s sample) string { return overHTTP2(w, s, seen) }, differs})
 	}
 	by2("HTTP/2", goroutines, otherOverHTTP3())
+	if loops := engines()["loop"]; loops != nil {
+		by2("loop, HTTP/2", loops, otherOverHTTP3())
+	}
 	by2("nethttp, HTTP/2", standard, laxNetHTTP2())
 	seen := make(chan string, 10)
 	r := start(t, goroutines, answerer(t, seen), setup{silent: true, h3: true}).h3Dial(control)
@@ -500,6 +514,12 @@ func TestEnginesAndProtocolsAgree(t *testing.T) {
 			}
 		}
 	}
+}
+
+// both are two sets of differences.
+func both(a, b map[string]string) map[string]string {
+	maps.Copy(a, b)
+	return a
 }
 
 // laxNetHTTP is where net/http is laxer, or refuses in its own words, before the pipeline hears of a request.

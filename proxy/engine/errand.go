@@ -44,8 +44,16 @@ type Errand struct {
 	mayRead, mayWrite waiter.Waiter
 }
 
+// Hint is an interim answer: a status and fields.
+type Hint struct {
+	Status int
+	Block  []byte
+}
+
 // Answer is what an errand has for its client.
 type Answer struct {
+	// Hints come ahead of all else.
+	Hints []Hint
 	// Status, if it isn't 0, begins the answer, with the fields in Block. Length is the body's, -1 = not known; None says that
 	// none follows.
 	Status int
@@ -241,9 +249,17 @@ func (r *Errand) gone() bool {
 	return r.left
 }
 
+func (r *Errand) hint(status int, fields *http1.Head) {
+	block := relay.AppendFields(nil, fields)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.answer.Hints = append(r.answer.Hints, Hint{status, block})
+	r.tell()
+}
+
 func (r *Errand) head(length int64, none bool) {
 	block := relay.AppendBlock(nil, r.x, length)
-	if relay.Trails(r.x, length, none) {
+	if relay.Trails(r.x, none) {
 		length = -1
 	}
 	r.mu.Lock()
@@ -287,7 +303,7 @@ func (r *Errand) flush() error {
 }
 
 func (r *Errand) end(trailers *http1.Head) error {
-	block := relay.AppendTrailers(nil, trailers)
+	block := relay.AppendFields(nil, trailers)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.left {

@@ -273,8 +273,12 @@ func (f *forwarding) await(deadline time.Time) (retry.Result, reason.Reason) {
 		case err == nil && f.way.opens(f.x):
 			return retry.Answered, reason.None
 		case err == nil:
-			if interims++; interims > relay.MaxInterims || f.way.answer().Status == 101 {
+			res := f.way.answer()
+			if interims++; interims > relay.MaxInterims || res.Status == 101 {
 				return retry.Invalid, reason.UpstreamInvalid
+			}
+			if relay.Hints(res.Status) {
+				f.cl.hint(res.Status, f.x.Hint(res))
 			}
 		case !errors.Is(err, os.ErrDeadlineExceeded):
 			return f.broken(err)

@@ -36,6 +36,8 @@ func (a *h1Answer) finish(c *conn) {
 	c.out = nil
 }
 
+func (c *conn) hint(int, *http1.Head) {}
+
 // head writes the status line, the fields, and the framing that this client understands.
 func (c *conn) head(length int64, none bool) {
 	*c.out, c.answer.Framing = relay.AppendHead((*c.out)[:0], c.x, length, none)

@@ -187,13 +187,22 @@ func (s *stream) interrupt() {
 	s.mayRead.Signal()
 }
 
+func (s *stream) hint(status int, fields *http1.Head) {
+	s.q.lock()
+	defer s.q.unlock(true)
+	if s.q.codec.BeginHead(&s.Stream, status) {
+		s.q.codec.PutBlock(func(dst []byte) []byte { return relay.AppendFields(dst, fields) })
+		s.q.codec.EndHead(&s.Stream, -1, false)
+	}
+}
+
 func (s *stream) head(length int64, none bool) {
 	q := s.q
 	q.lock()
 	defer q.unlock(false)
 	if q.codec.BeginHead(&s.Stream, s.x.Status) {
 		q.codec.PutBlock(func(dst []byte) []byte { return relay.AppendBlock(dst, s.x, length) })
-		if relay.Trails(s.x, length, none) {
+		if relay.Trails(s.x, none) {
 			length = -1 // the body's last frame doesn't end the stream
 		}
 		q.codec.EndHead(&s.Stream, length, none)
@@ -255,7 +264,7 @@ func (s *stream) end(trailers *http1.Head) error {
 
 // trailing ends the answer with trailers, if there are any that pass.
 func (s *stream) trailing(trailers *http1.Head) bool {
-	block := relay.AppendTrailers(nil, trailers)
+	block := relay.AppendFields(nil, trailers)
 	if len(block) == 0 || !s.q.codec.BeginHead(&s.Stream, 0) {
 		return false
 	}

@@ -450,6 +450,14 @@ func (s *h3Stream) sayContinue() {
 	_, _ = s.str.Write(interim.AppendFrame(nil)) // a client that can't be told is found to be gone by the next read
 }
 
+func (s *h3Stream) hint(status int, fields *http1.Head) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.put(status, fields)
+	_ = s.str.SetWriteDeadline(relay.TakeBy(time.Now(), s.c.e.opts.TakeTime, s.x.Deadline))
+	_, _ = s.str.Write(s.section.AppendFrame(nil)) // as above
+}
+
 func (s *h3Stream) head(length int64, _ bool) {
 	s.mu.Lock()
 	s.answered = true
@@ -501,24 +509,22 @@ func (s *h3Stream) flush() error {
 }
 
 func (s *h3Stream) end(trailers *http1.Head) error {
-	if trailers != nil {
-		s.endWith(trailers)
+	if trailers != nil && s.put(0, trailers) {
+		s.out = s.section.AppendFrame(s.out)
 	}
 	return s.flush()
 }
 
-func (s *h3Stream) endWith(trailers *http1.Head) {
-	h, some := &s.section, false
-	h.Begin(0)
-	for i := range trailers.Fields() {
-		if f := &trailers.Fields()[i]; !f.Drop {
-			h.Put(string(trailers.Name(f)), string(trailers.Value(f)))
+// put makes a section of a status, or 0, and the fields that pass. some says that there are any.
+func (s *h3Stream) put(status int, fields *http1.Head) (some bool) {
+	s.section.Begin(status)
+	for i := range fields.Fields() {
+		if f := &fields.Fields()[i]; !f.Drop {
+			s.section.Put(string(fields.Name(f)), string(fields.Value(f)))
 			some = true
 		}
 	}
-	if some {
-		s.out = h.AppendFrame(s.out)
-	}
+	return some
 }
 
 func (s *h3Stream) abort() { s.aborted = true }

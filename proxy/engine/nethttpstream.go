@@ -31,7 +31,7 @@ type stdStream struct {
 	trail   http1.Head
 
 	uncounted bool // the length of the answer's body is not known ahead
-	some      bool // of the body was given
+	some      bool // something follows the head
 }
 
 // request writes the head that net/http has read as HTTP/1 and reads it again: so every rule of heads holds here too.
@@ -165,11 +165,26 @@ const nudge = 50 * time.Millisecond
 
 func (s *stdStream) gone() bool { return s.r.Context().Err() != nil }
 
+// hint leaves the fields of the answer as they were: there are none yet.
+func (s *stdStream) hint(status int, fields *http1.Head) {
+	if s.r.ProtoMajor == 1 {
+		return
+	}
+	h := s.w.Header()
+	for i := range fields.Fields() {
+		if f := &fields.Fields()[i]; !f.Drop {
+			h.Add(string(fields.Name(f)), string(fields.Value(f)))
+		}
+	}
+	s.w.WriteHeader(status)
+	clear(h)
+}
+
 func (s *stdStream) head(length int64, none bool) {
 	h := s.w.Header()
 	h["Content-Type"], h["Date"] = nil, nil // what the upstream doesn't say isn't said
 	s.x.EachField(func(name, value string) { h.Add(strings.Clone(name), strings.Clone(value)) })
-	if length >= 0 && s.x.Status != 204 && (s.r.ProtoMajor > 1 || !relay.InChunks(s.x, length, none)) {
+	if length >= 0 && s.x.Status != 204 && (s.r.ProtoMajor > 1 || !relay.InChunks(s.x, none)) {
 		h["Content-Length"] = []string{strconv.FormatInt(length, 10)}
 	}
 	if s.old || s.x.Draining() || s.x.Closing && s.r.ProtoMajor == 1 { // a request that wasn't read whole hinders no other stream
@@ -195,6 +210,7 @@ func (s *stdStream) flush() error { return s.ctl.Flush() }
 // end leaves a head to which nothing was added with net/http: over HTTP/2 it is to be the end as well, which is what callers of
 // gRPC take for an answer of trailers only.
 func (s *stdStream) end(trailers *http1.Head) error {
+	s.some = s.some || trailers != nil && len(trailers.Fields()) > 0
 	if s.uncounted && s.some {
 		_ = s.ctl.Flush() // or net/http would count a short body
 	}

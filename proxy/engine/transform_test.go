@@ -2,7 +2,9 @@ package engine_test
 
 import (
 	"fmt"
+	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -43,7 +45,9 @@ func transforms(t *testing.T, handler func(testing.TB, http.HandlerFunc) string,
 		seen := make(chan string, 20)
 		return handler(t, func(w http.ResponseWriter, r *http.Request) {
 			h := r.Header
-			seen <- fmt.Sprintf("%s secret=%v auth=%v old=%v new=%v mode=%v more=%v", r.RequestURI, h["X-Secret"], h["Authorization"], h["X-Old"], h["X-New"], h["X-Mode"], h["X-More"])
+			_, _ = io.Copy(io.Discard, r.Body)
+			seen <- fmt.Sprintf("%s secret=%v auth=%v old=%v new=%v mode=%v more=%v", r.RequestURI, slices.Concat(h["X-Secret"], h["X_secret"], r.Trailer["X-Secret"]), h["Authorization"],
+				slices.Concat(h["X-Old"], h["X_old"]), h["X-New"], slices.Concat(h["X-Mode"], h["X_mode"]), h["X-More"])
 			w.Header()["Date"] = nil
 			for k, v := range map[string]string{"Server": "inside/1.0", "X-Powered-By": "engine", "X-Inside": "10.0.0.1", "X-From": "v", "Strict-Transport-Security": "no", "Trailer": "X-Sum, X-Kept"} {
 				w.Header().Set(k, v)
@@ -62,7 +66,8 @@ func transforms(t *testing.T, handler func(testing.TB, http.HandlerFunc) string,
 			t.Parallel()
 			holds := func(target string, wants ...string) {
 				t.Helper()
-				got := strings.ToLower(ask(sample{method: "GET", target: target, fields: []string{"X-Secret", "s", "Authorization", "Bearer in", "X-Old", "o", "X-Mode", "m", "X-More", "0", "X-Caller", "root", "TE", "trailers"}}))
+				got := strings.ToLower(ask(sample{method: "POST", target: target, body: "hello", trailers: []string{"x-secret", "t"},
+					fields: []string{"X-Secret", "s", "X_Secret", "u", "Authorization", "Bearer in", "X-Old", "o", "X_old", "u", "X-Mode", "m", "X_Mode", "u", "X-More", "0", "X-Caller", "root", "TE", "trailers", "Trailer", "X-Secret"}}))
 				for _, want := range wants {
 					want, not := strings.CutPrefix(want, "!")
 					if strings.Contains(got, want) == not {
@@ -70,10 +75,10 @@ func transforms(t *testing.T, handler func(testing.TB, http.HandlerFunc) string,
 					}
 				}
 			}
-			holds("/plain?a=b", "200 ", "upstream: /plain?a=b secret=[s] auth=[bearer in] old=[o] new=[] mode=[m] more=[0]", `"body"`, "x-inside: 10.0.0.1", "!server", "!powered", "x-kept: kept", "x-sum: secret")
+			holds("/plain?a=b", "200 ", "upstream: /plain?a=b secret=[s u t] auth=[bearer in] old=[o u] new=[] mode=[m u] more=[0]", `"body"`, "x-inside: 10.0.0.1", "!server", "!powered", "x-kept: kept", "x-sum: secret")
 			holds("/v1/x/../y?a=b", "200 ", "upstream: /inner/y?a=b secret=[] auth=[] old=[] new=[o] mode=[edited] more=[2]", `"body"`,
 				"!x-inside", "x-to: v", "!x-from", "server: inside/1.0", "!powered", "strict-transport-security: max-age=1", "!no\"", "x-kept: kept", "!x-sum: secret")
-			holds("/item/7%2c", "200 ", "upstream: /things/7%2c/show secret=[s]")
+			holds("/item/7%2c", "200 ", "upstream: /things/7%2c/show secret=[s u t]")
 			holds("/bad", "503 ", `"body"`, "!cellgate")
 			holds("/dead", "503 ", "connect_failed", "!strict-transport")
 		})

@@ -192,6 +192,7 @@ func TestWhatAnUpstreamMayNotSayOverHTTP2(t *testing.T) {
 		closes bool // the connection
 	}{
 		"no status":              {func(u *up2, id uint32) { u.trail(id, true, "x", "y") }, false},
+		"a status of no class":   {func(u *up2, id uint32) { u.heads(id, true, ":status", "600") }, false},
 		"a field of connections": {func(u *up2, id uint32) { u.heads(id, true, "connection", "close") }, false},
 		"a length and no body":   {func(u *up2, id uint32) { u.heads(id, true, "content-length", "5") }, false},
 		"two lengths":            {func(u *up2, id uint32) { u.heads(id, false, "content-length", "5", "content-length", "6") }, false},

@@ -101,10 +101,10 @@ func TestRequestsReachUpstreamsOverHTTP2(t *testing.T) {
 		if seen := res.Header.Get("X-Seen"); seen != "HTTP/2.0 POST a.example /x?y te=trailers for=true length=-1" {
 			t.Errorf("%s", seen)
 		}
-		for range 2 { // the connection is in order behind it
-			res, err = c.Post(scheme+"://a.example/counted", "", strings.NewReader("hello"))
-			if body := read(t, res, err); body != "hello" || res.Trailer.Get("X-Sum") != "5" {
-				t.Errorf("an answer of known length: %q %v", body, res.Trailer)
+		for _, sent := range []string{"hello", "", "hello", ""} { // the connection is in order behind each
+			res, err = c.Post(scheme+"://a.example/counted", "", strings.NewReader(sent))
+			if body := read(t, res, err); body != sent || res.Trailer.Get("X-Sum") != strconv.Itoa(len(sent)) {
+				t.Errorf("an answer of known length, %d: %q %v", len(sent), body, res.Trailer)
 			}
 		}
 		for _, method := range []string{"GET", "HEAD", "POST"} {

@@ -55,7 +55,7 @@ func (u *upload) copy(x *proxy.Exchange, from client, to way) {
 			}
 		}
 		if errors.Is(err, io.EOF) {
-			u.whole.Store(to.last(room, from.trailers()) == nil)
+			u.whole.Store(to.last(room, x.TrimRequest(from.trailers())) == nil)
 			return
 		}
 		if err != nil {

@@ -245,6 +245,10 @@ func TestUpstreamFaultsHaveTheirReasons(t *testing.T) {
 				c.request()
 				c.send("HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nx")
 			}, "", reason.UpstreamInvalid},
+			"a status of no class": {func(_ int, c *raw) {
+				c.request()
+				c.send("HTTP/1.1 600 Odd\r\nContent-Length: 0\r\n\r\n")
+			}, "", reason.UpstreamInvalid},
 			"101":     {func(_ int, c *raw) { c.request(); c.send("HTTP/1.1 101 Switching Protocols\r\n\r\n"); c.request() }, "", reason.UpstreamInvalid},
 			"silence": {func(_ int, c *raw) { c.request(); c.request() }, slow, reason.UpstreamTimeout},
 		} {

@@ -148,16 +148,16 @@ func (w *streamWay) piece(room []byte, n int) error {
 }
 
 func (w *streamWay) last(_ []byte, trailers *http1.Head) error {
-	return w.EndBody(relay.AppendTrailers(nil, trailers))
+	return w.EndBody(relay.AppendFields(nil, trailers))
 }
 
 func (w *streamWay) stopWriting()                 { w.InterruptWrite() }
 func (w *streamWay) stopReading()                 { w.InterruptRead() }
-func (w *streamWay) answer() *http1.Response      { return &w.Response }
+func (w *streamWay) answer() *http1.Response      { return w.Answer() }
 func (w *streamWay) reused() bool                 { return w.Reused }
 func (w *streamWay) surplus(*proxy.Exchange) bool { return false }
 
-func (w *streamWay) opens(x *proxy.Exchange) bool { return x.Tunnel && x.WebSocket.Opened(&w.Response) }
+func (w *streamWay) opens(x *proxy.Exchange) bool { return x.Tunnel && x.WebSocket.Opened(w.Answer()) }
 
 func (w *streamWay) outlet() outlet {
 	w.out = &streamOutlet{s: w.Stream}

@@ -208,7 +208,7 @@ func leads(name []byte) bool {
 	}
 	for _, s := range [...]string{"cookie", "set-cookie", "content-type", "content-encoding", "content-range", "cache-control", "pragma", "range",
 		"max-forwards", "www-authenticate"} {
-		if len(name) == len(s) && foldUnder(name, s) {
+		if Alike(name, s) {
 			return true
 		}
 	}

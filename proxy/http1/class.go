@@ -151,15 +151,19 @@ func equalFold(b []byte, s string) bool {
 	return true
 }
 
+// foldUnder compares b with as long an all lower-case s, as Alike does.
 func foldUnder(b []byte, s string) bool {
 	for i := range len(s) {
 		c := b[i]
-		if c != s[i] && (c < 'A' || c > 'Z' || c|0x20 != s[i]) && (c != '_' || s[i] != '-') {
+		if c != s[i] && (c < 'A' || c > 'Z' || c|0x20 != s[i]) && (c != '_' || s[i] != '-') && (c != '-' || s[i] != '_') {
 			return false
 		}
 	}
 	return true
 }
+
+// Alike says whether a name is this one, which is in lower case, to whoever can't tell an underscore from a hyphen.
+func Alike(name []byte, lower string) bool { return len(name) == len(lower) && foldUnder(name, lower) }
 
 // plain is how many bytes from the head of b, in steps of eight, are surely visible ASCII or spaces. Most of a head is the
 // values of cookies and tokens, which are nothing else.

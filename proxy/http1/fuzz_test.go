@@ -37,7 +37,8 @@ func FuzzNeverLaxerThanNetHTTP(f *testing.F) {
 
 func compareHeads(t fataler, r *Request, theirs *http.Request) {
 	head := r.buf
-	if theirs.Method != string(r.Method()) || theirs.Host != string(r.Authority()) || !strings.HasSuffix(theirs.RequestURI, string(r.Target())) {
+	host := strings.TrimSuffix(theirs.Host, ":") // an empty port is none to us
+	if theirs.Method != string(r.Method()) || host != string(r.Authority()) || !strings.HasSuffix(theirs.RequestURI, string(r.Target())) {
 		t.Fatalf("%q: %s %s %s against %s %s %s", head, theirs.Method, theirs.Host, theirs.RequestURI, r.Method(), r.Authority(), r.Target())
 	}
 	if r.Minor == 1 && theirs.Close != r.Close {

@@ -1,9 +1,13 @@
 package http1
 
+import "bytes"
+
 // Response is one response head.
 type Response struct {
 	Head
 	Status int
+	// Trails says that trailers may follow a body whose length is known. In HTTP/1 none can.
+	Trails bool
 }
 
 // Parse reads a response head at the start of b and returns its length, or 0 when b ends before the head does.
@@ -29,6 +33,9 @@ func (r *Response) Parse(b []byte) (int, error) {
 	return n, nil
 }
 
+// validStatus says whether a status is of one of the five classes (RFC 9110, section 15). What others mean is anyone's guess.
+func validStatus(n int) bool { return n >= 100 && n <= 599 }
+
 // parseLine reads HTTP/1.x, three digits, and a reason phrase that may be missing with its blank.
 func (r *Response) parseLine(b []byte) (int, error) {
 	if len(b) < 14 || string(b[:7]) != "HTTP/1." || b[7] != '0' && b[7] != '1' || b[8] != ' ' {
@@ -41,7 +48,7 @@ func (r *Response) parseLine(b []byte) (int, error) {
 		}
 		r.Status = r.Status*10 + int(c-'0')
 	}
-	if r.Status < 100 || b[12] != ' ' && b[12] != '\r' {
+	if !validStatus(r.Status) || b[12] != ' ' && b[12] != '\r' {
 		return 0, ErrSyntax
 	}
 	i := 12
@@ -84,5 +91,19 @@ func (r *Response) Body(head bool) Body {
 // SetStatus makes r an empty head with this status, for a caller that adds fields of its own source.
 func (r *Response) SetStatus(status int) {
 	r.reset(r.buf[:0])
-	r.Status, r.Minor = status, 1
+	r.Status, r.Minor, r.Trails = status, 1, false
+}
+
+// PutStatus reads the status of a head whose fields are put: three digits. It is false for anything else.
+func (r *Response) PutStatus(v []byte) bool {
+	n, ok := parseLength(v)
+	r.Status = int(n)
+	return ok && len(v) == 3 && validStatus(r.Status)
+}
+
+// Clone is a copy with a buffer of its own.
+func (r *Response) Clone() *Response {
+	c := *r
+	c.buf = bytes.Clone(r.buf)
+	return &c
 }

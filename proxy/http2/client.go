@@ -125,7 +125,7 @@ func (s *Stream) Refused() bool {
 // Malformed says whether what came was no answer, so that the stream was given up.
 func (s *Stream) Malformed() bool { return s.is(ours) && s.Code != Cancel }
 
-// answer takes a head: one that is interim is passed over, the final one is the stream's Response.
+// answer takes a head: the stream's Response, which an interim one is until the next comes.
 func (c *conn) answer(block []byte, s *Stream) Event {
 	r := s.Response
 	r.SetStatus(0)
@@ -143,7 +143,7 @@ func (c *conn) answer(block []byte, s *Stream) Event {
 	case interim && (c.contEnds || s.interims > maxInterims):
 		return c.fault(s, ProtocolError)
 	case interim:
-		return Event{}
+		return Event{Kind: Interim, Stream: s}
 	}
 	none := s.bare || r.Status == 204 || r.Status == 304
 	if opens := s.is(connected) && r.Status < 300; opens { // a length means nothing then (RFC 9110, section 9.3.6)
@@ -162,27 +162,20 @@ func (c *conn) answer(block []byte, s *Stream) Event {
 	if c.contEnds && !none {
 		r.Length = 0
 	}
-	if r.Chunked = r.Length < 0 && !none; c.contEnds {
+	r.Chunked, r.Trails = r.Length < 0 && !none, r.Length >= 0 && !none && !c.contEnds
+	if c.contEnds {
 		c.hear(s)
 	}
 	return Event{Kind: Answered, Stream: s}
 }
 
-// takeStatus takes the only pseudo-header field of an answer: three digits (section 8.3.2).
+// takeStatus takes the only pseudo-header field of an answer (section 8.3.2).
 func (t *fieldSink) takeStatus(f Field) bool {
-	if string(f.Name) != ":status" || t.pseudo != 0 || len(f.Value) != 3 {
+	if string(f.Name) != ":status" || t.pseudo != 0 {
 		return false
 	}
 	t.pseudo = pseudoStatus
-	status := 0
-	for _, c := range f.Value {
-		if c < '0' || c > '9' {
-			return false
-		}
-		status = 10*status + int(c-'0')
-	}
-	t.response.Status = status
-	return status >= 100
+	return t.response.PutStatus(f.Value)
 }
 
 // goneAway is the server's word that it takes no more streams, and which it has not looked at and never will

@@ -130,7 +130,7 @@ func (h *host) resets() string {
 func (h *host) kinds() string {
 	var all []string
 	for _, ev := range h.events {
-		all = append(all, [...]string{"none", "opened", "readable", "ended", "writable", "answered"}[ev.Kind])
+		all = append(all, [...]string{"none", "opened", "readable", "ended", "writable", "answered", "interim"}[ev.Kind])
 	}
 	h.events = nil
 	return strings.Join(all, " ")
@@ -162,7 +162,7 @@ func TestAClientsRequestGoesOutAndItsAnswerIn(t *testing.T) {
 	h.answer(1, false, ":status", "100").answer(1, false, ":status", "103", "link", "</a>").answer(1, false, "content-length", "4", "x", "y")
 	_ = h.WriteData(1, false, []byte("body"))
 	h.trail(1, true, "x-sum", "4").send()
-	if got := h.kinds(); got != "answered readable readable" {
+	if got := h.kinds(); got != "interim interim answered readable readable" {
 		t.Fatal(got)
 	}
 	if v, _ := s.Response.Find("x"); string(v) != "y" || s.Response.Status != 200 || s.Response.Length != 4 || s.Response.Chunked {

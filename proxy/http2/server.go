@@ -41,6 +41,7 @@ const (
 	Ended         // Stream, or any that is Gone when it is nil, was given up, by the other side or for a fault of its own; only Finish is left to do
 	Writable      // Stream, or any stream when it is nil, may take more now
 	Answered      // Stream's Response is complete; clients have no Opened
+	Interim       // Stream's Response is an answer ahead of the final one, until the next Feed
 )
 
 // Event is what Feed found.

@@ -308,6 +308,9 @@ func (f *flight) heads(b []byte) (judged bool) {
 			f.failed(retry.Invalid, reason.UpstreamInvalid)
 			return true
 		}
+		if relay.Hints(f.res.Status) {
+			f.side.putHint(f.res.Status, f.x.Hint(&f.res))
+		}
 		if b = b[n:]; len(b) == 0 {
 			f.dropHead()
 			return false

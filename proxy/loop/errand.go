@@ -81,6 +81,9 @@ func (s *h2stream) goOnErrand() {
 			if a.Tunnel {
 				e.tunnel, e.by = true, time.Time{}
 			}
+			for _, h := range a.Hints {
+				s.putFirst(h.Status, -1, false, func(dst []byte) []byte { return append(dst, h.Block...) })
+			}
 			if a.Status > 0 {
 				s.putFirst(a.Status, a.Length, a.None, func(dst []byte) []byte { return append(dst, a.Block...) })
 			} else if len(a.Body) == 0 && !a.End && !a.Aborted && !a.Last {

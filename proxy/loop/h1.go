@@ -196,6 +196,8 @@ func (c *client) push(b []byte) (used int, alive bool) {
 // copied is what is copied behind what else is to be written; more is written from where it lies.
 const copied = 8 << 10
 
+func (c *client) putHint(int, *http1.Head) {}
+
 func (c *client) putHead(length int64, none bool) {
 	c.l.out, c.framing = relay.AppendHead(c.l.out[:0], c.flight.x, length, none)
 }

@@ -156,10 +156,7 @@ func (s *h2stream) collect() {
 }
 
 func (s *h2stream) invite() bool {
-	s.h.touch()
-	if s.h.codec.BeginHead(&s.Stream, 100) {
-		s.h.codec.EndHead(&s.Stream, -1, false)
-	}
+	s.putHint(100, nil)
 	return true
 }
 
@@ -203,6 +200,10 @@ func (s *h2stream) push(b []byte) bool {
 	return true
 }
 
+func (s *h2stream) putHint(status int, fields *http1.Head) {
+	s.putFirst(status, -1, false, func(dst []byte) []byte { return relay.AppendFields(dst, fields) })
+}
+
 func (s *h2stream) putHead(length int64, none bool) {
 	x := s.flight.x
 	s.putFirst(x.Status, length, none, func(dst []byte) []byte { return relay.AppendBlock(dst, x, length) })
@@ -240,7 +241,7 @@ func (s *h2stream) putBody(p []byte) {
 }
 
 func (s *h2stream) putEnd(trailer *http1.Head) {
-	s.putLast(relay.AppendTrailers(s.h.c.l.out[:0], trailer))
+	s.putLast(relay.AppendFields(s.h.c.l.out[:0], trailer))
 }
 
 // putLast ends the answer, with a block of trailers if it isn't empty.

@@ -15,6 +15,8 @@ type side interface {
 	// invite answers the expectation of a client that waits with its body. It is false when the client is broken.
 	invite() bool
 
+	// putHint passes on an interim answer, as engine.client's hint does.
+	putHint(status int, fields *http1.Head)
 	// putHead begins the answer, as engine.client's head does. What is put may be sent before sendOut.
 	putHead(length int64, none bool)
 	// room is how much body can be put now. After 0 the flight's drained is called when it may be more.

@@ -85,7 +85,7 @@ func (f *flight) wantBody() bool {
 // uploaded ends an upload that was read whole, with its trailers or nil.
 func (f *flight) uploaded(trailer *http1.Head) {
 	q := &f.upload
-	if q.chunked && !f.write(http1.AppendLastChunk(f.l.out[:0], trailer)) {
+	if q.chunked && !f.write(http1.AppendLastChunk(f.l.out[:0], f.x.TrimRequest(trailer))) {
 		return
 	}
 	q.whole, q.ended = !q.ended, true // it has ended already if that write failed

@@ -22,14 +22,15 @@ func AppendBlock(dst []byte, x *proxy.Exchange, length int64) []byte {
 	return dst
 }
 
-// AppendTrailers does so for trailers, which may be nil. Nothing means that there are none that pass.
-func AppendTrailers(dst []byte, trailers *http1.Head) []byte {
-	if trailers == nil {
+// AppendFields does so for trailers, or what an interim answer has for the client. h may be nil. Nothing means that nothing
+// passes.
+func AppendFields(dst []byte, h *http1.Head) []byte {
+	if h == nil {
 		return dst
 	}
-	for i := range trailers.Fields() {
-		if f := &trailers.Fields()[i]; !f.Drop {
-			dst = http2.AppendField(dst, trailers.Name(f), trailers.Value(f))
+	for i := range h.Fields() {
+		if f := &h.Fields()[i]; !f.Drop {
+			dst = http2.AppendField(dst, h.Name(f), h.Value(f))
 		}
 	}
 	return dst

@@ -114,7 +114,7 @@ func AppendHead(dst []byte, x *proxy.Exchange, length int64, none bool) ([]byte,
 	dst = x.AppendFields(http1.AppendStatusLine(dst, x.Status))
 	switch {
 	case x.Status == 204: // ends with its head, whoever makes it, and frames nothing (RFC 9112, sections 6.1 and 6.3)
-	case length >= 0 && !InChunks(x, length, none):
+	case length >= 0 && !InChunks(x, none):
 		dst = append(dst, "Content-Length: "...)
 		dst = strconv.AppendInt(dst, length, 10)
 		dst = append(dst, "\r\n"...)
@@ -133,15 +133,15 @@ func AppendHead(dst []byte, x *proxy.Exchange, length int64, none bool) ([]byte,
 	return append(dst, "\r\n"...), f
 }
 
-// Trails says whether trailers may follow a body of known length, as they may from an HTTP/2 upstream (CASES G11).
-func Trails(x *proxy.Exchange, length int64, none bool) bool {
-	return length > 0 && !none && x.Upstream != nil && x.Pool.Multiplexed()
+// Trails says whether trailers may follow a body of known length, be it empty, as they may from an HTTP/2 upstream (CASES G11).
+func Trails(x *proxy.Exchange, none bool) bool {
+	return !none && x.Upstream != nil && x.Upstream.Trails
 }
 
 // InChunks says whether an HTTP/1.1 client gets such a body in chunks, behind which alone there are trailers: those that were
 // announced (CASES G19).
-func InChunks(x *proxy.Exchange, length int64, none bool) bool {
-	if x.Request.Minor == 0 || !Trails(x, length, none) {
+func InChunks(x *proxy.Exchange, none bool) bool {
+	if x.Request.Minor == 0 || !Trails(x, none) {
 		return false
 	}
 	_, announced := x.Upstream.Find("trailer")
@@ -183,6 +183,10 @@ func Broken(err error, reused, started bool) (retry.Result, reason.Reason) {
 	}
 	return retry.Reset, reason.UpstreamReset
 }
+
+// Hints says whether an interim answer is one for the client: 100 was asked for by nobody but the gateway, and 101 is none
+// (RFC 9110, section 15.2).
+func Hints(status int) bool { return status > 101 && status < 200 }
 
 // Settle tells the balancer, and keeps for the record, what became of an attempt that took so long. status is that of an answer; starved says that the
 // upstream was waiting for the client's body.

@@ -175,16 +175,20 @@ type Fields struct {
 	Added    []Field
 }
 
-// Name is what a field of this name is called now; ok is false when it is dropped.
+// Name is what a field of this name is called now; ok is false when it is dropped. So is one that has a hyphen for an underscore of an
+// edited name, or the other way round: upstreams that put fields into environment variables would take it for that.
 func (e *Fields) Name(name []byte) (now []byte, renamed string, ok bool) {
+	alike := false
 	if len(name) < len(e.byLength) {
 		for i := range e.byLength[len(name)] {
-			if f := &e.byLength[len(name)][i]; http1.Is(name, f.Name) {
+			f := &e.byLength[len(name)][i]
+			if http1.Is(name, f.Name) {
 				return nil, f.Value, f.Value != ""
 			}
+			alike = alike || http1.Alike(name, f.Name)
 		}
 	}
-	return name, "", true
+	return name, "", !alike
 }
 
 // AppendFields appends the fields of a head that pass, as lines, under the names that they have now, and those that are added.
@@ -243,10 +247,11 @@ func (e *Fields) Each(h *http1.Head, give func(name, value string)) {
 // text is a string over bytes that stay as they are.
 func text(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
 
-// Trim marks those trailers as dropped that would have been dropped or renamed in the head: there is no room for them in another place.
-func (e *Fields) Trim(h *http1.Head) {
-	if e == nil {
-		return
+// Trim marks those trailers as dropped that would have been dropped or renamed in the head: there is no room for them in another
+// place. It gives h back, which may be nil.
+func (e *Fields) Trim(h *http1.Head) *http1.Head {
+	if e == nil || h == nil {
+		return h
 	}
 	fields := h.Fields()
 	for i := range fields {
@@ -254,6 +259,7 @@ func (e *Fields) Trim(h *http1.Head) {
 			fields[i].Drop = true
 		}
 	}
+	return h
 }
 
 // Path rewrites the paths of a route.

@@ -52,6 +52,23 @@ func TestEditsTakeTheirTurn(t *testing.T) {
 	}
 }
 
+// To an upstream that puts fields into environment variables X_T is X-T: what is edited doesn't come under the other name.
+func TestAnUnderscoreHidesNoName(t *testing.T) {
+	type m = map[string]string
+	const sent = "x-t: 1\r\nX_t: 2\r\nx-u_v: 3\r\nx_u-v: 4\r\nx-w: 5\r\n"
+	for want, by := range map[string]snapshot.Edits{
+		"x-u_v: 3\r\nx_u-v: 4\r\nx-w: 5\r\n":                     {Remove: []string{"x-t"}},
+		"y: 1\r\nx-u_v: 3\r\nx_u-v: 4\r\nx-w: 5\r\n":             {Rename: m{"x-t": "y"}},
+		"y: 1\r\nz: 2\r\nx-u_v: 3\r\nx_u-v: 4\r\nx-w: 5\r\n":     {Rename: m{"x-t": "y", "x_t": "z"}},
+		"x-t: 1\r\nX_t: 2\r\nx-w: 5\r\nx_u_v: 6\r\n":             {Set: m{"x_u_v": "6"}},
+		"x-t: 1\r\nX_t: 2\r\nx-u_v: 3\r\nx_u-v: 4\r\nx-w: 5\r\n": {Remove: []string{"x-t-"}},
+	} {
+		if got := edited(t, sent, by); got != want {
+			t.Errorf("%+v\ngot  %q\nwant %q", by, got, want)
+		}
+	}
+}
+
 // What policies come to together is what they come to one after the other.
 func TestPropertyPoliciesTogetherAreOneAfterTheOther(t *testing.T) {
 	names := []string{"a", "b", "c", "x-d"}

@@ -200,6 +200,10 @@ func (l *line) happened(ev http2.Event) {
 		ev.Stream.Owner.(*Stream).mayWrite.Signal()
 	case ev.Kind == http2.Ended:
 		ev.Stream.Owner.(*Stream).signal()
+	case ev.Kind == http2.Interim:
+		s := ev.Stream.Owner.(*Stream)
+		s.keep()
+		s.mayRead.Signal()
 	default:
 		l.served, l.spoke = true, time.Time{}
 		if s := ev.Stream.Owner.(*Stream); ev.Stream.Complete() { // its writer may stop

@@ -226,7 +226,7 @@ func TestAGoodbyeMovesNewStreamsToAnotherLine(t *testing.T) {
 		t.Fatalf("a stream above the last one: %v", err)
 	}
 	third := open(t, p, 0)
-	if err := third.read(); err != nil || third.Response.Status != 200 || third.line == first.line {
+	if err := third.read(); err != nil || third.Answer().Status != 200 || third.line == first.line {
 		t.Fatal(err)
 	}
 	first.line.lock()

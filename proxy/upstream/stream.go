@@ -17,14 +17,15 @@ import (
 type Stream struct {
 	Endpoint int
 	Reused   bool // its connection has answered an exchange before, which may be why it fails
-	// Response is the head of the answer, once ReadHead has said so.
-	Response http1.Response
 
 	line  *line
-	codec http2.Stream // guarded by the line
-	opens bool         // codec is known to the connection; guarded
-	leave bool         // it was asked to leave HTTP: either direction may end first
-	sent  time.Time    // when the request began to be sent
+	codec http2.Stream      // guarded by the line
+	opens bool              // codec is known to the connection; guarded
+	leave bool              // it was asked to leave HTTP: either direction may end first
+	sent  time.Time         // when the request began to be sent
+	head  http1.Response    // of the final answer, once there is one
+	hints []*http1.Response // interim answers that ReadHead has not given; guarded
+	hint  *http1.Response   // that it has given last; nil once it gave the final one
 
 	buf  *[]byte // holds body that was taken from the connection
 	r, w int     // unread bytes are buf[r:w]
@@ -39,7 +40,7 @@ var errInvalid = http1.ErrSyntax
 
 var streams = sync.Pool{New: func() any {
 	s := &Stream{mayRead: waiter.New(), mayWrite: waiter.New()}
-	s.codec.Owner, s.codec.Response = s, &s.Response
+	s.codec.Owner, s.codec.Response = s, &s.head
 	return s
 }}
 
@@ -48,7 +49,7 @@ func (s *Stream) begin(l *line) {
 	s.Reused = l.served
 	l.mu.Unlock()
 	s.line, s.Endpoint, s.opens, s.leave, s.noRead, s.noWrite, s.r, s.w = l, l.endpoint, false, false, false, false, 0, 0
-	s.readBy, s.writeBy = time.Time{}, time.Time{}
+	s.readBy, s.writeBy, s.hints, s.hint = time.Time{}, time.Time{}, nil, nil
 	s.mayRead.Clear()
 	s.mayWrite.Clear()
 }
@@ -62,7 +63,7 @@ func (s *Stream) Send(block []byte, bare bool, length int64) error {
 	if l.lost != nil || !l.codec.Open(&s.codec, bare) {
 		return ErrLeft
 	}
-	s.head(block, length)
+	s.begins(block, length)
 	return nil
 }
 
@@ -79,23 +80,46 @@ func (s *Stream) Connect(block []byte) error {
 		return ErrLeft
 	}
 	s.leave = true
-	s.head(block, -1)
+	s.begins(block, -1)
 	return nil
 }
 
-// head puts the head of a request on the stream that was opened for it. The line is locked.
-func (s *Stream) head(block []byte, length int64) {
+// begins puts the head of a request on the stream that was opened for it. The line is locked.
+func (s *Stream) begins(block []byte, length int64) {
 	s.opens, s.sent = true, time.Now()
 	s.line.codec.PutBlock(func(dst []byte) []byte { return append(dst, block...) })
 	s.line.codec.EndHead(&s.codec, length, false)
 }
 
-// ReadHead waits for the head of the answer, until the time of ArmRead. After a timeout it may be called again.
+// ReadHead waits for the head of the answer, or of an interim one, until the time of ArmRead. After a timeout, or an interim answer,
+// it may be called again.
 func (s *Stream) ReadHead() error { return s.await((*Stream).answered) }
+
+// Answer is what ReadHead has found.
+func (s *Stream) Answer() *http1.Response {
+	if s.hint != nil {
+		return s.hint
+	}
+	return &s.head
+}
+
+// maxHints is how many interim answers wait for ReadHead. What comes beyond them is passed over.
+const maxHints = 4
+
+// keep keeps an interim answer, which the connection's next one would overwrite. The line is locked.
+func (s *Stream) keep() {
+	if len(s.hints) < maxHints {
+		s.hints = append(s.hints, s.head.Clone())
+	}
+}
 
 func (s *Stream) answered() (came bool, err error) {
 	switch {
+	case len(s.hints) > 0:
+		s.hint, s.hints = s.hints[0], s.hints[1:]
+		return true, nil
 	case s.codec.Answered():
+		s.hint = nil
 		return true, nil
 	case s.codec.Gone() || s.line.lost != nil:
 		return false, s.fault()
