@@ -41,10 +41,12 @@ type Outlook struct {
 	disk     durable.Keeper
 }
 
-// signedOrders is a list of evacuations in its envelope, with the time at which its signature was judged.
+// signedOrders is a list of evacuations in its envelope, with the time at which its signature was judged. Adds says that its
+// controller knew that it did not know all.
 type signedOrders struct {
 	Accepted time.Time `json:"accepted"`
 	Envelope []byte    `json:"envelope"`
+	Adds     bool      `json:"adds,omitempty"`
 }
 
 // storedOrders is the form of File: the newest list of the own region, then what others have added since.
@@ -182,19 +184,20 @@ func (o *Outlook) Load() {
 	}
 }
 
-// Order takes a signed list of evacuations and stores it. What can't be stored still counts until a restart.
-func (o *Outlook) Order(envelope []byte) error {
+// Order takes a signed list of evacuations and stores it; one that adds replaces nothing, whoever signed it. What can't be stored
+// still counts until a restart.
+func (o *Outlook) Order(envelope []byte, adds bool) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if err := o.merge(signedOrders{o.Now(), envelope}); err != nil {
+	if err := o.merge(signedOrders{o.Now(), envelope, adds}); err != nil {
 		return err
 	}
 	o.disk.Put(storedOrders{ordersForm, slices.Clone(o.lists)}, o.Now())
 	return nil
 }
 
-// merge takes one list in. That of the own region is complete and replaces what was known; others add to it, so that the
-// strictest wins until it expires or is restored.
+// merge takes one list in. That of the own region is complete, unless it says that it adds, and replaces what was known; others
+// add to it, so that the strictest wins until it expires or is restored.
 func (o *Outlook) merge(l signedOrders) error {
 	payload, by, err := o.Verify(l.Envelope, l.Accepted)
 	if err != nil {
@@ -209,7 +212,7 @@ func (o *Outlook) merge(l signedOrders) error {
 			return fmt.Errorf("evacuations: form %d is not readable here", e.Form)
 		}
 	}
-	if by == o.Config.Region {
+	if by == o.Config.Region && !l.Adds {
 		o.lists, o.orders = nil, nil
 	}
 	now := o.Now()

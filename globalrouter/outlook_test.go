@@ -189,7 +189,7 @@ func TestOrdersTakeEffectWithoutALeaderAndOutliveTheProcess(t *testing.T) {
 	r.wait(5 * time.Second)
 	_, us := r.answers()
 	order := cells.Evacuation{Form: 1, Cell: "eu-west/b", Reason: "test", Started: r.now, Over: 10 * time.Second, Expires: r.now.Add(time.Hour)}
-	if err := r.o.Order(signedOrder("eu-west", order)); err != nil {
+	if err := r.o.Order(signedOrder("eu-west", order), false); err != nil {
 		t.Fatal(err)
 	}
 	r.wait(5 * time.Second)
@@ -203,12 +203,12 @@ func TestOrdersTakeEffectWithoutALeaderAndOutliveTheProcess(t *testing.T) {
 	}
 	other := cells.Evacuation{Form: 1, Cell: "us-east/a", Reason: "test", Started: r.now, Expires: r.now.Add(time.Minute)}
 	for range 3 {
-		if err := r.o.Order(signedOrder("us-east", other)); err != nil {
+		if err := r.o.Order(signedOrder("us-east", other), false); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for _, bad := range []string{"", "eu-west {", `eu-west [{"form":9}]`} {
-		if r.o.Order([]byte(bad)) == nil {
+		if r.o.Order([]byte(bad), false) == nil {
 			t.Errorf("%q was taken", bad)
 		}
 	}
@@ -222,7 +222,10 @@ func TestOrdersTakeEffectWithoutALeaderAndOutliveTheProcess(t *testing.T) {
 	again.wait(time.Second)
 	again.gone("after a restart", "192.0.2.2")
 	again.gone("after a restart", "198.51.100.1")
-	if err := again.o.Order(signedOrder("eu-west")); err != nil || len(again.o.Page().Orders) != 0 { // the own region's list is complete
+	if err := again.o.Order(signedOrder("eu-west"), true); err != nil || len(again.o.Page().Orders) != 2 { // said before it has read its store
+		t.Errorf("%v, %+v", err, again.o.Page().Orders)
+	}
+	if err := again.o.Order(signedOrder("eu-west"), false); err != nil || len(again.o.Page().Orders) != 0 { // the own region's list is complete
 		t.Errorf("%v, %+v", err, again.o.Page().Orders)
 	}
 	again.wait(40 * time.Second)

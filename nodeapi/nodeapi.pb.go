@@ -455,8 +455,11 @@ func (*Down_Keys) isDown_Message() {}
 
 // Signed is a trust.Envelope in its encoded form.
 type Signed struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Envelope      []byte                 `protobuf:"bytes,1,opt,name=envelope,proto3" json:"envelope,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Envelope []byte                 `protobuf:"bytes,1,opt,name=envelope,proto3" json:"envelope,omitempty"`
+	// adds, of overrides: the controller has not read its region's store since it started, so its list adds to what is known
+	// and replaces nothing.
+	Adds          bool `protobuf:"varint,2,opt,name=adds,proto3" json:"adds,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -496,6 +499,13 @@ func (x *Signed) GetEnvelope() []byte {
 		return x.Envelope
 	}
 	return nil
+}
+
+func (x *Signed) GetAdds() bool {
+	if x != nil {
+		return x.Adds
+	}
+	return false
 }
 
 type PollReply struct {
@@ -1317,9 +1327,10 @@ const file_nodeapi_proto_rawDesc = "" +
 	"\bdenylist\x18\x05 \x01(\v2\x1b.cellgate.nodeapi.v1.SignedH\x00R\bdenylist\x129\n" +
 	"\bverdicts\x18\x06 \x01(\v2\x1b.cellgate.nodeapi.v1.SignedH\x00R\bverdicts\x121\n" +
 	"\x04keys\x18\a \x01(\v2\x1b.cellgate.nodeapi.v1.SignedH\x00R\x04keysB\t\n" +
-	"\amessage\"$\n" +
+	"\amessage\"8\n" +
 	"\x06Signed\x12\x1a\n" +
-	"\benvelope\x18\x01 \x01(\fR\benvelope\"B\n" +
+	"\benvelope\x18\x01 \x01(\fR\benvelope\x12\x12\n" +
+	"\x04adds\x18\x02 \x01(\bR\x04adds\"B\n" +
 	"\tPollReply\x125\n" +
 	"\bmessages\x18\x01 \x03(\v2\x19.cellgate.nodeapi.v1.DownR\bmessages\"(\n" +
 	"\fFetchRequest\x12\x18\n" +

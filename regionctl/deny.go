@@ -84,11 +84,16 @@ func (c *Controller) postPermission(r *call) (any, error) {
 	// A removal may be said again: who was told that nobody kept it has to.
 	known := denylist.Current(c.ledger.entries(), c.opt.Now())
 	i := slices.IndexFunc(known, func(k denylist.Entry) bool { return k.Name() == e.Name() })
-	if i < 0 {
-		return nil, notFound("there is no denial of %s %q %s%s", e.Kind, e.ID, where(e.Region), otherwise(denylist.Live(known, c.opt.Now()), e))
-	}
-	if known[i].Expires.After(e.Expires) {
+	switch others := otherwise(denylist.Live(known, c.opt.Now()), e); {
+	case i >= 0 && known[i].Expires.After(e.Expires):
 		e.Expires = known[i].Expires // nobody may believe the denial longer than he remembers the removal
+	case i < 0 && c.copied.ready():
+		if others != "" {
+			others = "; there is of " + others
+		}
+		return nil, notFound("there is no denial of %s %q %s%s", e.Kind, e.ID, where(e.Region), others)
+	case i < 0: // nodes may have on their disks what this controller has not read
+		e.Expires = e.At.Add(maxDeny)
 	}
 	return c.deny(r, req, e, "permit")
 }
@@ -97,7 +102,7 @@ func (c *Controller) postPermission(r *call) (any, error) {
 func otherwise(live []denylist.Entry, e denylist.Entry) string {
 	var found []string
 	for _, l := range live {
-		if l.Kind != e.Kind || l.ID != e.ID {
+		if l.Kind != e.Kind || l.ID != e.ID || l.Name() == e.Name() {
 			continue
 		}
 		issuer := "any issuer"
@@ -109,10 +114,7 @@ func otherwise(live []denylist.Entry, e denylist.Entry) string {
 		}
 		found = append(found, issuer+" "+where(l.Region))
 	}
-	if len(found) == 0 {
-		return ""
-	}
-	return "; there is of " + strings.Join(found, ", ")
+	return strings.Join(found, ", ")
 }
 
 func where(r cells.RegionID) string {
@@ -159,9 +161,7 @@ func (c *Controller) deny(r *call, req DenyRequest, e denylist.Entry, verb strin
 		return c.hasRoom(e)
 	}
 	if req.DryRun {
-		if !e.Removed {
-			answer.Warnings = c.unknown(r.Context(), e)
-		}
+		answer.Warnings = c.denialWarnings(r.Context(), e)
 		return answer, check()
 	}
 	audit := AuditEntry{Who: r.who, What: verb, On: string(e.Kind) + " " + e.ID, Why: e.Reason, After: where(e.Region) + ", until " + e.Expires.Format(time.RFC3339)}
@@ -179,9 +179,7 @@ func (c *Controller) deny(r *call, req DenyRequest, e denylist.Entry, verb strin
 	if err := c.heldBySomebody(answer.Reached, trust.RoleProxy); err != nil {
 		return nil, err
 	}
-	if !e.Removed {
-		answer.Warnings = append(answer.Warnings, c.unknown(r.Context(), e)...)
-	}
+	answer.Warnings = c.denialWarnings(r.Context(), e)
 	c.log.Info(verb, "kind", string(e.Kind), "region", string(e.Region), "by", r.who, "reason", e.Reason, "until", e.Expires)
 	for _, reached := range answer.Reached {
 		if !reached.Taken && (e.Region == "" || e.Region == reached.Region) {
@@ -189,6 +187,21 @@ func (c *Controller) deny(r *call, req DenyRequest, e denylist.Entry, verb strin
 		}
 	}
 	return answer, nil
+}
+
+// denialWarnings says what whoever gave the order may not have meant.
+func (c *Controller) denialWarnings(ctx context.Context, e denylist.Entry) []string {
+	if !e.Removed {
+		return c.unknown(ctx, e)
+	}
+	var out []string
+	if others := otherwise(denylist.Live(c.ledger.entries(), c.opt.Now()), e); others != "" {
+		out = append(out, fmt.Sprintf("%s %q is still denied: of %s", e.Kind, e.ID, others))
+	}
+	if !c.copied.ready() {
+		out = append(out, "this controller has not read its region's store since it started: whatever nodes have of this denial is removed")
+	}
+	return out
 }
 
 // unknown warns of a route or key that the live version doesn't have: in a hurry, people mistype. The denial holds all the

@@ -30,6 +30,8 @@ type orders struct {
 	all   map[cells.CellID]cells.Evacuation
 	at    map[cells.CellID]cells.Evacuation // as the global store has them
 	guard store.Entry
+	// whole is false when nodes may have orders that are not among these: no store was read since the controller started.
+	whole bool
 	// newest is the start of each cell's newest order, which may be ahead of the clock here.
 	newest map[cells.CellID]time.Time
 }
@@ -43,7 +45,7 @@ func (c *Controller) orders(ctx context.Context) (*orders, error) {
 	if err != nil {
 		return nil, fmt.Errorf("regionctl: read the evacuations: %w", err)
 	}
-	o := &orders{all: map[cells.CellID]cells.Evacuation{}, at: map[cells.CellID]cells.Evacuation{}, newest: map[cells.CellID]time.Time{}, guard: store.Entry{Key: store.KeyGuard, Modified: guard.Modified}}
+	o := &orders{all: map[cells.CellID]cells.Evacuation{}, at: map[cells.CellID]cells.Evacuation{}, newest: map[cells.CellID]time.Time{}, guard: store.Entry{Key: store.KeyGuard, Modified: guard.Modified}, whole: true}
 	var stored []cells.Evacuation
 	for _, e := range entries {
 		var ev cells.Evacuation
@@ -292,8 +294,8 @@ func (c *Controller) restore(r *call, req RestoreRequest, ids []cells.CellID) (a
 	if err := r.match(o.tag()); err != nil {
 		return nil, err
 	}
-	answer, done, err := c.restoration(o, req, ids)
-	if err != nil || done {
+	answer, said, err := c.restoration(r, o, req, ids)
+	if err != nil || said || req.DryRun {
 		return answer, err
 	}
 	answer.Path = PathGlobal
@@ -306,8 +308,8 @@ func (c *Controller) restore(r *call, req RestoreRequest, ids []cells.CellID) (a
 	return answer, nil
 }
 
-// restoration is what a restoration would change; done says that there is nothing to store.
-func (c *Controller) restoration(o *orders, req RestoreRequest, ids []cells.CellID) (answer Evacuated, done bool, err error) {
+// restoration is what a restoration would change; said is that all of it was ordered before.
+func (c *Controller) restoration(r *call, o *orders, req RestoreRequest, ids []cells.CellID) (answer Evacuated, said bool, err error) {
 	now := c.opt.Now().UTC()
 	answer.DryRun = req.DryRun
 	var before []cells.Evacuation // said twice, or answered by a controller that was lost before it could say so
@@ -322,6 +324,9 @@ func (c *Controller) restoration(o *orders, req RestoreRequest, ids []cells.Cell
 			answer.Orders = append(answer.Orders, ev)
 		case ev.Cell != "" && ev.State(now, c.opt.Ramp) == cells.Restoring:
 			before = append(before, ev)
+		case !o.whole:
+			answer.Orders = append(answer.Orders, endOf(id, r.who, now))
+			answer.Warnings = append(answer.Warnings, fmt.Sprintf("this controller has not read its region's store since it started: whatever nodes and routers have of an evacuation of %s is ended", id))
 		}
 	}
 	if len(answer.Orders) == 0 && len(before) > 0 {
@@ -329,9 +334,14 @@ func (c *Controller) restoration(o *orders, req RestoreRequest, ids []cells.Cell
 		return answer, true, nil
 	}
 	if len(answer.Orders) == 0 {
-		return answer, true, conflict("%s is not evacuated", req.What)
+		return answer, false, conflict("%s is not evacuated", req.What)
 	}
-	return answer, req.DryRun, nil
+	return answer, false, nil
+}
+
+// endOf is an order that ended as it began: it sends nobody away, and ends every order of the cell that started before it.
+func endOf(id cells.CellID, by string, now time.Time) cells.Evacuation {
+	return cells.Evacuation{Form: cells.EvacuationForm, Cell: id, Reason: "restored", By: by, Started: now, Over: maxOver, Expires: now.Add(maxExpires), Restored: now}
 }
 
 // tendEvacuations notes expiries, as an alarm, and forgets orders whose cells are fully back.

@@ -61,7 +61,7 @@ func (c *Controller) announceOrders(ctx context.Context) error {
 			wait, nextCopy, nextIntent = readEvery, nil, nil
 		}
 		c.ledger.expire(now)
-		err := c.postOverrides()
+		err := c.postOverrides(read.whole)
 		if err2 := shown.post(c, now); err == nil {
 			err = err2
 		}
@@ -84,17 +84,18 @@ func (c *Controller) announceOrders(ctx context.Context) error {
 // absorbed is how far the stores were read already. Owner: announceOrders.
 type absorbed struct {
 	at             time.Time
+	whole          bool // the region's store was among what was read
 	intent, copied store.Revision
 	entries        map[string]store.Revision // of the denylist, by key
 }
 
 // absorb takes in what the region's store holds, and restorations that went through the global one.
 func (c *Controller) absorb(read *absorbed, now time.Time) {
-	intent, copied := c.intent.revision(), c.copied.revision()
-	if intent == read.intent && copied == read.copied {
+	whole, intent, copied := c.copied.ready(), c.intent.revision(), c.copied.revision()
+	if whole == read.whole && intent == read.intent && copied == read.copied {
 		return
 	}
-	read.at, read.intent, read.copied = now, intent, copied
+	read.at, read.whole, read.intent, read.copied = now, whole, intent, copied
 	var orders []cells.Evacuation
 	if e, ok := c.copied.get(store.KeyCopyOrders); ok {
 		if stored, err := decodeOrders(e.Value); err == nil {

@@ -226,6 +226,74 @@ func TestOrdersAndDenialsNeedNoStoreAtAll(t *testing.T) {
 	})
 }
 
+// Controllers that start while no store answers know less than the nodes: they take nothing away by what they don't say, and end
+// what they never heard of when they are told to.
+func TestControllersThatStartWithoutStoresEndNothingUnasked(t *testing.T) {
+	t.Parallel()
+	w := cutOff(t)
+	for _, r := range w.regions {
+		r.gate.lost.Store(true)
+	}
+	w.lose(true)
+	req := EvacuateRequest{What: "eu-west/b", Reason: "flood", Over: "0s", BreakGlass: true}
+	if code, f := w.ask("us-east", "POST", "/v1/evacuations", req, nil); code != 200 {
+		t.Fatal(code, f)
+	}
+	deny := DenyRequest{Kind: "user", ID: "mallory", Reason: "x"}
+	if code, f := w.ask("us-east", "POST", "/v1/denials", deny, nil); code != 200 {
+		t.Fatal(code, f)
+	}
+	held := func(n *node) bool { return n.evacuated(time.Now())["eu-west/b"] && n.denies("mallory") }
+	w.everyNode("every node knows both", 2*time.Second, held)
+	for id, r := range w.regions {
+		r.stop()
+		w.start(id)
+	}
+	w.eventually("the nodes are attached to the new controllers", 10*time.Second, func() bool {
+		for _, r := range w.regions {
+			if len(r.c.nodes.Attached()) < 5 {
+				return false
+			}
+		}
+		return true
+	})
+	req.What, req.Reason = "us-east/b", "another"
+	if code, f := w.ask("eu-west", "POST", "/v1/evacuations", req, nil); code != 200 {
+		t.Fatal(code, f)
+	}
+	w.everyNode("every node knows the new order, too", 2*time.Second, func(n *node) bool { return n.evacuated(time.Now())["us-east/b"] })
+	w.everyNode("nobody has forgotten", 2*time.Second, held)
+
+	var e Evacuated
+	if code, f := w.ask("eu-west", "POST", "/v1/restorations", RestoreRequest{What: "eu-west/b"}, &e); code != 200 || len(e.Warnings) != 2 {
+		t.Fatalf("%d %v %+v", code, f, e)
+	}
+	var d Denied
+	if code, f := w.ask("eu-west", "POST", "/v1/denials:remove", deny, &d); code != 200 || len(d.Warnings) != 1 {
+		t.Fatalf("%d %v %+v", code, f, d)
+	}
+	w.everyNode("both are ended", 2*time.Second, func(n *node) bool {
+		return !n.evacuated(time.Now())["eu-west/b"] && n.evacuated(time.Now())["us-east/b"] && !n.denies("mallory")
+	})
+	for _, r := range w.regions {
+		r.gate.lost.Store(false)
+	}
+	w.eventually("the lists are whole again", 10*time.Second, func() bool {
+		for _, r := range w.regions {
+			if !r.c.copied.ready() {
+				return false
+			}
+		}
+		return true
+	})
+	if code, _ := w.ask("eu-west", "POST", "/v1/denials:remove", DenyRequest{Kind: "user", ID: "nobody", Reason: "x"}, nil); code != 404 {
+		t.Errorf("a removal of nothing: %d", code)
+	}
+	if code, _ := w.ask("eu-west", "POST", "/v1/restorations", RestoreRequest{What: "eu-west/a"}, nil); code == 200 {
+		t.Error("a restoration of nothing is taken")
+	}
+}
+
 // An order that would be lost with the controller that took it is not said to hold.
 func TestAnOrderThatNobodyKeepsIsNotTaken(t *testing.T) {
 	t.Parallel()
@@ -243,12 +311,21 @@ func TestAnOrderThatNobodyKeepsIsNotTaken(t *testing.T) {
 			t.Errorf("%s with no store, no other region and no node: %d %v", path, code, f)
 		}
 	}
+	restore := RestoreRequest{What: "eu-west/a"}
+	for range 2 { // what was said to nobody may be said again, as the answer asks
+		if code, f := w.send(w.request("eu-west", "POST", "/v1/restorations", restore), nil); code != 503 || f.Reason != "not_kept" {
+			t.Errorf("a restoration: %d %v", code, f)
+		}
+	}
 	n := w.startNode("eu-west/a/1")
 	w.eventually("the order holds once a node is there", 10*time.Second, func() bool {
 		code, _ := w.ask("eu-west", "POST", "/v1/denials", deny, nil)
 		return code == 200
 	})
 	w.eventually("the node knows", 2*time.Second, func() bool { return n.denies("mallory") })
+	if code, f := w.ask("eu-west", "POST", "/v1/restorations", restore, nil); code != 200 {
+		t.Errorf("restoring once a node is there: %d %v", code, f)
+	}
 }
 
 func (n *node) denies(user string) bool {

@@ -135,7 +135,7 @@ func TestWhatAControllerShowsIsSignedAnewAfterARenewal(t *testing.T) {
 		must(t, err)
 		_, err = c.stepPlan(t.Context(), in, b.now, false)
 		must(t, err)
-		must(t, errors.Join(c.postOverrides(), lists.post(c.Controller, b.now), c.postSigned(fleet.KindTopology, trust.KindTopology, c.opt.Topology, &topology)))
+		must(t, errors.Join(c.postOverrides(true), lists.post(c.Controller, b.now), c.postSigned(fleet.Mail{Kind: fleet.KindTopology}, trust.KindTopology, c.opt.Topology, &topology)))
 		e, err := b.global.Get(t.Context(), store.KeyTarget("eu-west"))
 		must(t, err)
 		return [3]time.Time{c.postedOverrides.until, lists.until, topology.until}, trust.Until(e.Value), trust.Until(b.storedPlan(c).envelope)

@@ -208,17 +208,18 @@ func (c *Controller) judgeRegional(stored, orders []cells.Evacuation) error {
 
 // known is everything that this controller knows of evacuations without asking the global store.
 func (c *Controller) knownOrders(stored []cells.Evacuation) *orders {
-	o := &orders{all: map[cells.CellID]cells.Evacuation{}, newest: map[cells.CellID]time.Time{}}
+	o := &orders{all: map[cells.CellID]cells.Evacuation{}, newest: map[cells.CellID]time.Time{}, whole: c.copied.ready()}
 	o.see(cells.Unite(c.evacuations(), stored, c.ledger.evacuations()), c.opt.Now())
 	return o
 }
 
-// restoreRegionally ends orders through every region that can be reached.
+// restoreRegionally ends orders through every region that can be reached. What was said before is told again, since the answer
+// may have been that nobody keeps it.
 func (c *Controller) restoreRegionally(r *call, req RestoreRequest, ids []cells.CellID) (any, error) {
-	answer, done, err := c.restoration(c.knownOrders(nil), req, ids)
+	answer, _, err := c.restoration(r, c.knownOrders(nil), req, ids)
 	answer.Path = PathRegional
 	answer.Warnings = append(answer.Warnings, "the global store does not answer: the restoration goes through the regions; it ends the order there too once it is back")
-	if err != nil || done {
+	if err != nil || req.DryRun {
 		return answer, err
 	}
 	reach := RegionReach{Region: c.opt.Region, Taken: true}

@@ -31,7 +31,7 @@ func (c *Controller) replicateTargets(ctx context.Context) error {
 func (c *Controller) replicatePlan(ctx context.Context) error {
 	var topology posted
 	return c.onChange(ctx, "plan", func(ctx context.Context) error {
-		return errors.Join(c.postSigned(fleet.KindTopology, trust.KindTopology, c.opt.Topology, &topology), c.postPlan(ctx), c.copySteering(ctx))
+		return errors.Join(c.postSigned(fleet.Mail{Kind: fleet.KindTopology}, trust.KindTopology, c.opt.Topology, &topology), c.postPlan(ctx), c.copySteering(ctx))
 	})
 }
 
@@ -242,8 +242,9 @@ func (c *Controller) postPlan(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// postOverrides signs the evacuations that still matter.
-func (c *Controller) postOverrides() error {
+// postOverrides signs the evacuations that still matter. They are the whole list only for a controller that has read its
+// region's store: one that starts while no store answers must not end what its nodes have on their disks.
+func (c *Controller) postOverrides(whole bool) error {
 	standing, leaving := []cells.Evacuation{}, map[cells.CellID]bool{}
 	for _, e := range c.evacuations() {
 		if e.Standing(c.opt.Now()) {
@@ -253,7 +254,7 @@ func (c *Controller) postOverrides() error {
 			standing = append(standing, e)
 		}
 	}
-	err := c.postSigned(fleet.KindOverrides, trust.KindOverrides, standing, &c.postedOverrides)
+	err := c.postSigned(fleet.Mail{Kind: fleet.KindOverrides, Adds: !whole}, trust.KindOverrides, standing, &c.postedOverrides)
 	c.board.Leave(leaving) // after the orders, so that no plan comes ahead of them
 	return err
 }
@@ -262,20 +263,20 @@ func (c *Controller) postOverrides() error {
 type posted struct {
 	payload []byte
 	until   time.Time // when the certificate ends that it was signed with
+	adds    bool
 }
 
 // postSigned signs and shows a message unless the same payload is shown already, by the same certificate: signatures differ
 // every time.
-func (c *Controller) postSigned(kind fleet.Kind, envelopeKind string, v any, last *posted) error {
-	next := posted{encode(v), c.opt.Signer.Expires()}
-	if string(last.payload) == string(next.payload) && last.until.Equal(next.until) {
+func (c *Controller) postSigned(m fleet.Mail, envelopeKind string, v any, last *posted) (err error) {
+	next := posted{encode(v), c.opt.Signer.Expires(), m.Adds}
+	if string(last.payload) == string(next.payload) && last.until.Equal(next.until) && last.adds == next.adds {
 		return nil
 	}
-	envelope, err := c.opt.Signer.Sign(envelopeKind, next.payload)
-	if err != nil {
+	if m.Envelope, err = c.opt.Signer.Sign(envelopeKind, next.payload); err != nil {
 		return err
 	}
-	c.board.Post(fleet.Mail{Kind: kind, Envelope: envelope})
+	c.board.Post(m)
 	*last = next
 	return nil
 }

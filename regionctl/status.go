@@ -52,6 +52,9 @@ func (c *Controller) warnings(regions []RegionStatus) []string {
 	if c.regionalSeen.lost.Load() {
 		out = append(out, fmt.Sprintf("the store of region %s does not answer: its nodes are served from memory", c.opt.Region))
 	}
+	if !c.copied.ready() {
+		out = append(out, "this controller has not read its region's store yet: evacuations and denials that hold may be missing here; nodes and routers keep theirs, restore and deny remove end them all the same")
+	}
 	out = append(out, c.spaceWarnings()...)
 	if why := c.lineage.told(); why != "" {
 		out = append(out, why)

@@ -263,6 +263,9 @@ func (n *node) receive(d *nodeapi.Down) {
 			n.w.t.Errorf("%s: overrides: %v", n.id, err)
 		}
 		n.mu.Lock()
+		if m.Overrides.Adds {
+			list = cells.Unite(n.orders, list)
+		}
 		n.orders = list
 		n.mu.Unlock()
 	case *nodeapi.Down_Denylist:

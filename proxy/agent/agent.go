@@ -93,7 +93,7 @@ type Agent struct {
 	seen     order // the highest that was verified
 	arrived  *arrival
 	orders   []cells.Evacuation // merged
-	lists    [][]byte           // signed lists that wait to be looked at
+	lists    []signedList       // signed lists that wait to be looked at
 	evacuate bool               // what Reconnect was told last
 	share    int
 	held     []byte             // the signed target that is being served; nil = none to pass on
@@ -232,7 +232,7 @@ func (a *Agent) receive(m *nodeapi.Down, from report.Source) {
 		}
 	}
 	if o := m.GetOverrides(); o != nil {
-		a.lists = append(a.lists, o.GetEnvelope())
+		a.lists = append(a.lists, signedList{Envelope: o.GetEnvelope(), Adds: o.GetAdds()})
 		if len(a.lists) > maxLists {
 			a.lists = a.lists[1:]
 		}

@@ -444,6 +444,9 @@ func TestEvacuationOfTheOwnCellTellsClientsToReconnect(t *testing.T) {
 	w.ctl.post(overrides(list(far, order)))
 	w.eventually("the switch", p.leaving)
 	w.ctl.post(overrides(list(far)))
+	ignorant := overrides(list(w.ctl.signer))
+	ignorant.GetOverrides().Adds = true
+	w.ctl.post(ignorant)
 	time.Sleep(30 * time.Millisecond)
 	if !p.leaving() {
 		t.Error("a list without the order ended it: the strictest does not win")

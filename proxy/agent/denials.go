@@ -18,8 +18,8 @@ import (
 // StaleDenylist is the age at which a node's denylist is an alarm. Controllers confirm theirs every 15 s.
 const StaleDenylist = time.Minute
 
-// maxSigners bounds the lists that are kept: the newest of each controller that ever signed one for this node.
-const maxSigners = 4
+// maxKept bounds the lists that are kept; beyond it the oldest go first.
+const maxKept = 8
 
 // denials is the node's denylist. Its loop is its own, so that a denial never waits for a snapshot that is being fetched.
 // Lists are united, never replaced: what one controller doesn't know of, another may.
@@ -50,6 +50,8 @@ type signedBy struct {
 	Digest   string       `json:"digest"`
 	Accepted time.Time    `json:"accepted"`
 	Envelope []byte       `json:"envelope"`
+
+	entries []denylist.Entry
 }
 
 // storedDenials is the form of denylist.json.
@@ -81,7 +83,7 @@ func newDenials(a *Agent, now time.Time) *denials {
 func (d *denials) receive(envelope []byte) {
 	d.mu.Lock()
 	d.waiting = append(d.waiting, envelope)
-	d.waiting = d.waiting[max(0, len(d.waiting)-2*maxSigners):]
+	d.waiting = d.waiting[max(0, len(d.waiting)-maxKept):]
 	d.mu.Unlock()
 	select {
 	case d.poke <- struct{}{}:
@@ -139,7 +141,7 @@ func (d *denials) take(s signedBy, now time.Time) (news bool, err error) {
 	if list.Region != d.id.Region() {
 		return false, fmt.Errorf("agent: the denylist of region %q is not for us", list.Region)
 	}
-	s.By, s.Digest, s.At = by.ID, list.Digest, list.At
+	s.By, s.Digest, s.At, s.entries = by.ID, list.Digest, list.At, list.Entries
 	if slices.ContainsFunc(d.kept, func(k signedBy) bool { return k.By == s.By && k.Digest == s.Digest }) {
 		d.confirm(now)
 		return false, nil
@@ -157,11 +159,38 @@ func (d *denials) take(s signedBy, now time.Time) (news bool, err error) {
 	if !news && slices.ContainsFunc(d.kept, later) {
 		return false, nil // overtaken on its way by the one that followed it
 	}
-	// What followed stays beside one that brings news all the same: the signer's clock was set back.
-	d.kept = slices.DeleteFunc(d.kept, func(k signedBy) bool { return k.By == s.By && !k.At.After(s.At) })
-	d.kept = append(d.kept, s)
-	d.kept = d.kept[max(0, len(d.kept)-maxSigners):]
+	d.keep(s, now)
 	return true, nil
+}
+
+// keep puts a list beside the others, for the disk. The newest of each controller stays, since beats confirm it, and an older one
+// as long as it says what no other does: a controller that started while its store was away knows less than it did before, and
+// one whose clock was set back seems to say first what it says last.
+func (d *denials) keep(s signedBy, now time.Time) {
+	d.kept = append(d.kept, s)
+	for i := 0; i < len(d.kept); {
+		k, rest := d.kept[i], slices.Delete(slices.Clone(d.kept), i, i+1)
+		if followed(k, rest) && !saysMore(k, rest, now) {
+			d.kept = rest
+			continue
+		}
+		i++
+	}
+	d.kept = d.kept[max(0, len(d.kept)-maxKept):]
+}
+
+func followed(k signedBy, by []signedBy) bool {
+	return slices.ContainsFunc(by, func(o signedBy) bool { return o.By == k.By && !o.At.Before(k.At) })
+}
+
+func saysMore(k signedBy, than []signedBy, now time.Time) bool {
+	var known []denylist.Entry
+	for _, o := range than {
+		known = append(known, o.entries...)
+	}
+	known = denylist.Unite(known)
+	all := denylist.Unite(known, k.entries)
+	return denylist.Digest(denylist.Current(all, now)) != denylist.Digest(denylist.Current(known, now))
 }
 
 func (d *denials) confirm(now time.Time) {

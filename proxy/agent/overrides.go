@@ -13,10 +13,12 @@ import (
 	"github.com/cellgate/cellgate/trust"
 )
 
-// signedList is a list of evacuations as it was signed. Accepted is when its signature was verified.
+// signedList is a list of evacuations as it was signed. Accepted is when its signature was verified. Adds says that its
+// controller knew that it did not know all.
 type signedList struct {
 	Accepted time.Time `json:"accepted"`
 	Envelope []byte    `json:"envelope"`
+	Adds     bool      `json:"adds,omitempty"`
 }
 
 // storedLists is the form of overrides.json: the newest list of the node's own region, then what others added since.
@@ -49,8 +51,9 @@ func (a *Agent) mergeOverrides(now time.Time) {
 	if len(lists) == 0 {
 		return
 	}
-	for _, envelope := range lists {
-		if err := a.mergeList(signedList{now, envelope}, now); err != nil {
+	for _, l := range lists {
+		l.Accepted = now
+		if err := a.mergeList(l, now); err != nil {
 			a.log.Warn("list of evacuations refused", "error", err)
 		}
 	}
@@ -58,8 +61,8 @@ func (a *Agent) mergeOverrides(now time.Time) {
 	a.judgeEvacuation(now)
 }
 
-// mergeList takes one signed list in. A list of the node's own region is complete and replaces what that region said before;
-// one of another region adds to it, so the strictest wins until it expires or is restored.
+// mergeList takes one signed list in. A list of the node's own region is complete, unless it says that it adds, and replaces what
+// that region said before; one of another region adds to it, so the strictest wins until it expires or is restored.
 func (a *Agent) mergeList(l signedList, now time.Time) error {
 	payload, by, err := a.opt.Roots.Verify(trust.KindOverrides, l.Envelope, l.Accepted, trust.RoleController)
 	if err != nil {
@@ -74,7 +77,7 @@ func (a *Agent) mergeList(l signedList, now time.Time) error {
 			return fmt.Errorf("agent: an evacuation of form %d is not readable here", e.Form)
 		}
 	}
-	own := by.ID.Region() == a.opt.ID.Region()
+	own := by.ID.Region() == a.opt.ID.Region() && !l.Adds
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	before := a.orders

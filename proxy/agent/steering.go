@@ -136,10 +136,10 @@ func (s *steering) step(now time.Time) {
 	s.mu.Unlock()
 	changed := s.forget(since)
 	if topology != nil {
-		changed = s.note("topology", s.takeTopology(signedList{now, topology})) || changed
+		changed = s.note("topology", s.takeTopology(signedList{Accepted: now, Envelope: topology})) || changed
 	}
 	if plan != nil {
-		changed = s.note("plan", s.takePlan(signedList{now, plan})) || changed
+		changed = s.note("plan", s.takePlan(signedList{Accepted: now, Envelope: plan})) || changed
 	}
 	if changed {
 		s.disk.Put(s.kept, now)

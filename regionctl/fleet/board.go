@@ -34,12 +34,14 @@ type Mail struct {
 	Envelope []byte
 	// Until is when the certificate of a target's or plan's signer ends: one that was signed anew replaces what says the same.
 	Until time.Time
+	// Adds, of overrides: it adds to what is known, and replaces nothing.
+	Adds bool
 
 	stamp uint64 // order of posting on this board
 }
 
 func (m Mail) down() *nodeapi.Down {
-	s := &nodeapi.Signed{Envelope: m.Envelope}
+	s := &nodeapi.Signed{Envelope: m.Envelope, Adds: m.Adds}
 	switch m.Kind {
 	case KindTarget:
 		return &nodeapi.Down{Message: &nodeapi.Down_Target{Target: s}}

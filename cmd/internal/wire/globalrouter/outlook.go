@@ -71,7 +71,7 @@ func (in *inbox) receive(d *nodeapi.Down, source string) {
 	case *nodeapi.Down_Plan:
 		what, err = "plan", in.agent.Accept(m.Plan.GetEnvelope(), source, time.Now())
 	case *nodeapi.Down_Overrides:
-		what, err = "list of evacuations", in.outlook.Order(m.Overrides.GetEnvelope())
+		what, err = "list of evacuations", in.outlook.Order(m.Overrides.GetEnvelope(), m.Overrides.GetAdds())
 	case *nodeapi.Down_Topology:
 		what, err = "topology", in.topology(m.Topology.GetEnvelope())
 	case *nodeapi.Down_Verdicts:
