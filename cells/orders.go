@@ -7,7 +7,8 @@ import (
 )
 
 // Unite merges lists of evacuations that were ordered and restored in places which could not always speak to each other.
-// An order is known by its cell and start. What is said of one order twice counts in its strictest form; a restoration
+// An order is known by its cell and start. What is said of one order twice counts in its strictest form, with the sooner end of
+// the move; a restoration
 // ends every order of its cell that started before it, also those that whoever restored had not heard of. A Restored that
 // is not before Expires only notes the expiry of its own order.
 //
@@ -23,8 +24,10 @@ func Unite(lists ...[]Evacuation) []Evacuation {
 	for _, list := range lists {
 		for _, e := range list {
 			n := name{e.Cell, e.Started.UnixNano()}
-			if old, ok := known[n]; !ok || stricter(e, old) > 0 {
+			if old, ok := known[n]; !ok {
 				known[n] = e
+			} else {
+				known[n] = strictest(old, e)
 			}
 			withdrawn[n] = withdrawn[n] || e.Withdrawn
 			if !e.Restored.Before(e.Expires) {
@@ -50,7 +53,18 @@ func Unite(lists ...[]Evacuation) []Evacuation {
 	return out
 }
 
-// stricter is positive when a keeps clients away more than b; equal orders alone give 0. Restorations don't count.
+// strictest is what two words about one order come to.
+func strictest(a, b Evacuation) Evacuation {
+	over := min(a.Over, b.Over)
+	if stricter(b, a) > 0 {
+		a = b
+	}
+	a.Over = over
+	return a
+}
+
+// stricter is positive when a keeps clients away longer than b, whatever their moves; equal orders alone give 0. Restorations
+// don't count.
 func stricter(a, b Evacuation) int {
 	flag := func(on bool) int {
 		if on {
@@ -58,8 +72,7 @@ func stricter(a, b Evacuation) int {
 		}
 		return 0
 	}
-	return cmp.Or(a.Expires.Compare(b.Expires), cmp.Compare(b.Over, a.Over),
-		cmp.Compare(a.Reason, b.Reason), cmp.Compare(a.By, b.By), cmp.Compare(flag(a.Force), flag(b.Force)), cmp.Compare(flag(a.NoForward), flag(b.NoForward)), cmp.Compare(a.Form, b.Form))
+	return cmp.Or(a.Expires.Compare(b.Expires), cmp.Compare(a.Reason, b.Reason), cmp.Compare(a.By, b.By), cmp.Compare(flag(a.Force), flag(b.Force)), cmp.Compare(flag(a.NoForward), flag(b.NoForward)), cmp.Compare(a.Form, b.Form))
 }
 
 // Strictest gives one order per cell, sorted by cell: of those that stand at now the earliest start, the earliest end of
@@ -83,6 +96,14 @@ func Strictest(orders []Evacuation, now time.Time) []Evacuation {
 	}
 	slices.SortFunc(out, func(a, b Evacuation) int { return cmp.Compare(a.Cell, b.Cell) })
 	return out
+}
+
+// Renewing is the order given again while old stands: the cell goes on emptying from where it began, and at the sooner of the two
+// ends it has left.
+func (e Evacuation) Renewing(old Evacuation) Evacuation {
+	end := earlier(old.Started.Add(old.Over), e.Started.Add(e.Over))
+	e.Started, e.Over = old.Started, end.Sub(old.Started)
+	return e
 }
 
 // both is one order that is as strict as each of two.

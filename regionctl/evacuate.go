@@ -190,9 +190,15 @@ func (c *Controller) evacuate(r *call, ids []cells.CellID, order cells.Evacuatio
 	for _, id := range ids {
 		ev := order
 		ev.Cell = id
-		if old := o.all[id]; old.Standing(order.Started) { // renewed: the cell goes on emptying as first ordered
-			ev.Started, ev.Over = old.Started, old.Over
-			answer.Warnings = append(answer.Warnings, fmt.Sprintf("%s is evacuated already, since %s; reason and expiry are replaced", id, old.Started.Format(time.RFC3339)))
+		if old := o.all[id]; old.Standing(order.Started) {
+			if ev = ev.Renewing(old); req.Over == "" { // nothing is said of the move
+				ev.Over = old.Over
+			}
+			said := fmt.Sprintf("%s is evacuated already, since %s; reason and expiry are replaced", id, old.Started.Format(time.RFC3339))
+			if ev.Over < old.Over {
+				said += ", and the move is faster"
+			}
+			answer.Warnings = append(answer.Warnings, said)
 		}
 		answer.Orders = append(answer.Orders, ev)
 	}

@@ -80,6 +80,9 @@ func (c *Controller) postKeyRevocation(r *call) (any, error) {
 		return nil, starting(err.Error())
 	}
 	key, ok := keys.ids[req.ID]
+	if i := slices.IndexFunc(keys.revoked, func(k Key) bool { return k.ID == req.ID }); !ok && i >= 0 {
+		return RevokedKey{Key: keys.revoked[i], DryRun: req.DryRun}, nil // said twice
+	}
 	if !ok {
 		return nil, notFound("no key %q is issued; `regionctl keys list` names them, and a key in a document is revoked there", req.ID)
 	}
@@ -93,6 +96,7 @@ func (c *Controller) postKeyRevocation(r *call) (any, error) {
 		return nil, err
 	}
 	change.rec.Keys = slices.DeleteFunc(change.rec.Keys, func(k storedKey) bool { return k.ID == req.ID })
+	change.last.Revoked = append(change.last.Revoked[max(0, len(change.last.Revoked)+1-maxRevoked):], key)
 	if err := change.commit(ctx, AuditEntry{Who: r.who, What: "revoke key", On: "consumer " + key.Consumer, Why: req.Reason, Before: "key " + key.ID}); err != nil {
 		return nil, err
 	}

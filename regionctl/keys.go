@@ -45,14 +45,19 @@ type storedKey struct {
 type issuance struct {
 	Form int       `json:"form"`
 	At   time.Time `json:"at"`
+	// Revoked are the keys that were revoked last: the order may be given again when its answer was lost.
+	Revoked []Key `json:"revoked,omitempty"`
 }
+
+// maxRevoked bounds the revoked keys that are remembered.
+const maxRevoked = 32
 
 // next is the moment of the next change: now, or just after the last one when that came from a clock ahead.
 func (i issuance) next(now time.Time) issuance {
 	if !now.After(i.At) {
 		now = i.At.Add(time.Nanosecond)
 	}
-	return issuance{recordForm, now.UTC()}
+	return issuance{recordForm, now.UTC(), i.Revoked}
 }
 
 // issuedKeys decodes what the stores say of issued keys, once a change.
@@ -65,9 +70,10 @@ type issuedKeys struct {
 
 // keyState is every issued key at one moment. It is immutable.
 type keyState struct {
-	list   apikey.List
-	owners map[string]string // consumers by hash
-	ids    map[string]Key
+	list    apikey.List
+	owners  map[string]string // consumers by hash
+	ids     map[string]Key
+	revoked []Key // the last ones
 }
 
 type readRecord struct {
@@ -93,7 +99,8 @@ func (c *Controller) readKeys() (*keyState, error) {
 	if k.now != nil && string(e.Value) == k.at {
 		return k.now, nil
 	}
-	next, records := &keyState{apikey.List{Form: apikey.Form, At: at.At}, map[string]string{}, map[string]Key{}}, map[string]readRecord{}
+	next := &keyState{list: apikey.List{Form: apikey.Form, At: at.At}, owners: map[string]string{}, ids: map[string]Key{}, revoked: at.Revoked}
+	records := map[string]readRecord{}
 	for _, e := range from.list(prefix) {
 		rec := k.records[e.Key]
 		if rec.raw != string(e.Value) {

@@ -98,8 +98,10 @@ func TestAnIssuedKeyIsKnownAtOnceAndARevokedOneIsGone(t *testing.T) {
 	if code, f := w.ask("us-east", "POST", "/v1/keys:revoke", KeyRevocation{ID: first.ID, Reason: "x", DryRun: true}, &gone); code != 200 || gone.Consumer != "acme" || !gone.DryRun {
 		t.Errorf("a dry run: %v, %+v", f, gone)
 	}
-	if code, f := w.ask("us-east", "POST", "/v1/keys:revoke", KeyRevocation{ID: first.ID, Reason: "x"}, nil); code != 200 {
-		t.Error(f)
+	for range 2 { // once is enough, and twice no error: an answer may be lost
+		if code, f := w.ask("us-east", "POST", "/v1/keys:revoke", KeyRevocation{ID: first.ID, Reason: "x"}, &gone); code != 200 || gone.Consumer != "acme" {
+			t.Fatal(code, f)
+		}
 	}
 	for _, n := range w.nodes {
 		w.eventually("the revocation at "+string(n.id), 2*time.Second, func() bool { return !n.knows(first.Secret) && n.knows(second.Secret) })

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 func files(docs ...string) []PublishFile {
@@ -244,5 +245,38 @@ func TestAVersionHasARolloutFromTheMomentItHasANumber(t *testing.T) {
 	}
 	if code, _ := w.ask("eu-west", "GET", "/v1/rollouts/99", nil, nil); code != http.StatusNotFound {
 		t.Errorf("a version that nobody has published: %d", code)
+	}
+}
+
+// A client that lost the answer asks another controller with the same key: what was done is not done to what came after it.
+func TestARolloutOrderThatIsGivenAgainIsAppliedOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.start("eu-west") // without nodes, the first version stays where it is
+	p := w.publishRoutes("eu-west", 1)
+	w.eventually("the rollout has begun", 5*time.Second, func() bool { r := w.status("eu-west").Rollout; return r != nil && r.Ring != "" })
+	order := func(which, verb, key string) (d RolloutStatus, f *Fault) {
+		req := w.request("eu-west", "POST", fmt.Sprintf("/v1/rollouts/%s:%s", which, verb), RolloutOrder{Reason: "x"})
+		req.Header.Set("Idempotency-Key", key)
+		_, f = w.send(req, &d)
+		return d, f
+	}
+	for _, step := range []struct{ verb, key, state string }{
+		{"pause", "a", "paused"}, {"pause", "b", "paused"}, {"resume", "c", "releasing"}, {"resume", "c", "releasing"}, {"pause", "a", "releasing"}, {"pause", "b", "releasing"},
+	} {
+		if d, f := order(fmt.Sprint(p.Version), step.verb, step.key); f != nil || d.State != step.state {
+			t.Errorf("%s %s: %v, %s, want %s", step.verb, step.key, f, d.State, step.state)
+		}
+	}
+	if _, f := order("7", "pause", "d"); f == nil || f.Status != http.StatusConflict {
+		t.Errorf("an order about another version: %v", f)
+	}
+	if _, f := order("current", "pause", "e"); f != nil {
+		t.Error(f)
+	}
+	var audit []AuditEntry
+	w.ask("eu-west", "GET", "/v1/audit", nil, &audit)
+	if n := len(audit); n != 5 { // publish, pause, pause, resume, pause
+		t.Errorf("%d entries in the audit: %+v", n, audit)
 	}
 }

@@ -375,11 +375,13 @@ func (c *Controller) comingRollout(n uint64) *RolloutStatus {
 	return d
 }
 
-// postRolloutOrder applies pause, resume, promote or abort to the stored state; the leader goes on from there.
+// postRolloutOrder applies an order about the rollout under way, or that of a version, to the stored state; the leader goes on from
+// there.
 func (c *Controller) postRolloutOrder(r *call) (any, error) {
 	which, verb, _ := strings.Cut(r.PathValue("verb"), ":")
 	kinds := []rollout.OrderKind{rollout.OrderPause, rollout.OrderResume, rollout.OrderPromote, rollout.OrderAbort, rollout.OrderForce}
-	if which != "current" || !slices.Contains(kinds, rollout.OrderKind(verb)) {
+	version, err := strconv.ParseUint(which, 10, 64)
+	if which != "current" && (err != nil || version == 0) || !slices.Contains(kinds, rollout.OrderKind(verb)) {
 		return nil, notFound("no such action: %s", r.PathValue("verb"))
 	}
 	req, err := body[RolloutOrder](r)
@@ -390,7 +392,7 @@ func (c *Controller) postRolloutOrder(r *call) (any, error) {
 		return nil, err
 	}
 	for range maxContest {
-		d, err := c.orderRollout(r, rollout.Order{Kind: rollout.OrderKind(verb), By: r.who, Reason: req.Reason}, req.DryRun)
+		d, err := c.orderRollout(r, rollout.Order{Kind: rollout.OrderKind(verb), By: r.who, Reason: req.Reason, Version: version, ID: idempotency(r)}, req.DryRun)
 		if !errors.Is(err, store.ErrConflict) {
 			return d, err
 		}
@@ -412,7 +414,7 @@ func (c *Controller) orderRollout(r *call, o rollout.Order, dryRun bool) (any, e
 	if err != nil {
 		return nil, conflict("%v", err)
 	}
-	if dryRun {
+	if dryRun || next.Rev == s.Rev {
 		return c.describeRollout(next), nil
 	}
 	ops, err := c.rolloutOps(next)

@@ -3,6 +3,7 @@ package rollout
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/cellgate/cellgate/cells"
@@ -57,17 +58,33 @@ type Order struct {
 	Kind   OrderKind
 	By     string
 	Reason string
+	// Version is what it is about; 0 = what is under way.
+	Version uint64
+	// ID is the same when the order is given again because its answer was lost; empty = it is given once.
+	ID string
 }
 
-// Order applies an operator's order. An order that makes no sense in the phase is an error and changes nothing.
+// maxOrdered bounds the orders that are remembered.
+const maxOrdered = 16
+
+// Order applies an operator's order. One that was applied already changes nothing, nor does one for what is so already; one that
+// makes no sense in the phase is an error.
 func (s State) Order(o Order, now time.Time) (State, error) {
-	if !s.Active() {
+	switch {
+	case o.ID != "" && slices.Contains(s.Ordered, o.ID):
+		return s, nil
+	case !s.Active():
 		return s, errors.New("rollout: none is under way")
-	}
-	if s.Phase == RollingBack {
+	case o.Version != 0 && o.Version != s.Version.Number:
+		return s, fmt.Errorf("rollout: version %d is under way, not %d", s.Version.Number, o.Version)
+	case s.Phase == RollingBack && o.Kind != OrderAbort:
 		return s, fmt.Errorf("rollout: version %d is rolling back already", s.Version.Number)
 	}
 	next := s.clone()
+	if o.ID != "" {
+		next.Ordered = append(next.Ordered[max(0, len(next.Ordered)+1-maxOrdered):], o.ID)
+		next.touch(now)
+	}
 	why := fmt.Sprintf("%s by %s", o.Kind, o.By)
 	if o.Reason != "" {
 		why += ": " + o.Reason
@@ -75,7 +92,7 @@ func (s State) Order(o Order, now time.Time) (State, error) {
 	switch o.Kind {
 	case OrderPause:
 		if s.Phase == Paused {
-			return s, errors.New("rollout: it is paused already")
+			break // as it is
 		}
 		next.Resume = s.Phase
 		next.decide(Paused, why, now)
@@ -92,6 +109,9 @@ func (s State) Order(o Order, now time.Time) (State, error) {
 		}
 		next.Ring.Promoted = true
 	case OrderAbort:
+		if s.Phase == RollingBack {
+			break
+		}
 		next.rollBack(Aborted, why, now)
 	case OrderForce:
 		next.Force = true

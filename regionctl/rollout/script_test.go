@@ -35,6 +35,8 @@ type world struct {
 	// targets are those of the stored state, at rev; nodes act on these alone.
 	targets []Target
 	rev     uint64
+	order   Order // the last one
+	orders  int
 	ev      Evidence
 	memory  *judge.Memory
 	nodes   map[cells.NodeID]*node
@@ -267,8 +269,12 @@ func (w *world) do(line string) string {
 		w.contents[w.head] = w.head
 		w.state = w.state.Publish(version(w.head), w.head, w.now)
 		w.persist()
-	case "order":
-		next, err := w.state.Order(Order{Kind: OrderKind(args[0]), By: "ann", Reason: strings.Join(args[1:], " ")}, w.now)
+	case "order", "repeat": // repeat gives the last order again
+		if words[0] == "order" {
+			w.orders++
+			w.order = Order{Kind: OrderKind(args[0]), By: "ann", Reason: strings.Join(args[1:], " "), ID: fmt.Sprint(w.orders)}
+		}
+		next, err := w.state.Order(w.order, w.now)
 		if err != nil {
 			return err.Error() + "\n"
 		}

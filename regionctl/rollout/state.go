@@ -135,6 +135,9 @@ type State struct {
 	Resume Phase `json:"resume,omitempty"`
 	End    Phase `json:"end,omitempty"`
 
+	// Ordered are the last orders that were applied, by their IDs.
+	Ordered []string `json:"ordered,omitempty"`
+
 	// Head is the highest number that was in use before a restore of the store: numbers go on above it.
 	Head uint64 `json:"head,omitempty"`
 
@@ -228,6 +231,7 @@ func (s State) clone() State {
 	s.Nodes = maps.Clone(s.Nodes)
 	s.Ring.Nodes = maps.Clone(s.Ring.Nodes)
 	s.Log = slices.Clone(s.Log)
+	s.Ordered = slices.Clone(s.Ordered)
 	s.Judge = s.Judge.Clone()
 	return s
 }

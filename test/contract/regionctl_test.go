@@ -195,6 +195,28 @@ func TestRegionctlRefusalsExitThreeAndNameTheFlag(t *testing.T) {
 	}
 }
 
+func TestRegionctlSteersTheRolloutOfTheVersionThatIsNamed(t *testing.T) {
+	r := newControlled(t)
+	if out := r.run("publish", r.file(routes(1))); out.Code != 0 {
+		t.Fatal(out.Stderr)
+	}
+	for _, c := range []struct {
+		line, says string
+		code       int
+	}{
+		{"rollout pause 1 --reason lunch", "rollout of 1: paused, ", 0},
+		{"rollout pause", "rollout of 1: paused, ", 0},
+		{"rollout abort 2", "version 1 is under way, not 2", 1},
+		{"rollout abort x", "", 2},
+		{"rollout resume 1", "rollout of 1: ", 0},
+		{"rollout force 1", "rollout of 1: ", 0},
+	} {
+		if out := r.run(strings.Fields(c.line)...); out.Code != c.code || !strings.Contains(out.Stdout+out.Stderr, c.says) {
+			t.Errorf("%s: exit %d, %q %q", c.line, out.Code, out.Stdout, out.Stderr)
+		}
+	}
+}
+
 func TestRegionctlStatusHasTheContractsShape(t *testing.T) {
 	r := newControlled(t)
 	out := r.run("status", "-o", "json")

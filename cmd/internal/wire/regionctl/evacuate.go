@@ -46,7 +46,10 @@ goes to every region that can be reached, whose routers and proxies act on it by
 			if err != nil {
 				return err
 			}
-			req.What, req.Over, req.Expires = args[0], over.String(), expires.String()
+			req.What, req.Expires = args[0], expires.String()
+			if cmd.Flags().Changed("over") { // else an order that stands keeps its move
+				req.Over = over.String()
+			}
 			e, err := post[regionctl.Evacuated](cmd.Context(), c, "/v1/evacuations", req)
 			if err != nil {
 				return showRefusal(cmd.ErrOrStderr(), err)
@@ -57,7 +60,7 @@ goes to every region that can be reached, whose routers and proxies act on it by
 	out.flags(cmd)
 	wait.flags(cmd, "no new client is sent there any more")
 	cmd.Flags().StringVar(&req.Reason, "reason", "", "why (`WHY`), required")
-	cmd.Flags().DurationVar(&over, "over", 5*time.Minute, "how long the move takes")
+	cmd.Flags().DurationVar(&over, "over", 5*time.Minute, "how long the move takes; given again for a cell that is evacuated, it only makes the move end sooner")
 	cmd.Flags().DurationVar(&expires, "expires", 2*time.Hour, "when the order ends by itself, from now")
 	cmd.Flags().BoolVar(&req.Force, "force", false, "do it although the rest cannot carry it within its targets")
 	cmd.Flags().BoolVar(&req.NoForward, "no-forward", false, "requests that still come are served by the cell itself, not handed to the cells that its clients went to")

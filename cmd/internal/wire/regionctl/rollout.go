@@ -1,6 +1,7 @@
 package regionctl
 
 import (
+	"cmp"
 	"fmt"
 	"text/tabwriter"
 
@@ -37,6 +38,7 @@ func rolloutCommand(w *where) *cobra.Command {
 		"resume":  "Go on with a paused rollout",
 		"promote": "Go on to the next ring without waiting for more evidence",
 		"abort":   "End the running rollout and go back to the content before it",
+		"force":   "Don't wait for evacuations in the regions that the rollout goes through",
 	} {
 		cmd.AddCommand(rolloutOrder(w, verb, short))
 	}
@@ -47,21 +49,31 @@ func rolloutOrder(w *where, verb, short string) *cobra.Command {
 	var out output
 	var req regionctl.RolloutOrder
 	cmd := &cobra.Command{
-		Use: verb, Short: short, Example: "  regionctl rollout " + verb + " --reason 'looking into 5xx in eu-west'", Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		Use: verb + " [VERSION]", Short: short,
+		Long:    short + ". With VERSION nothing is done when another one is being rolled out by now.",
+		Example: fmt.Sprintf("  regionctl rollout %s\n  regionctl rollout %s 42 --reason 'looking into 5xx in eu-west'", verb, verb), Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := out.check(); err != nil {
 				return err
+			}
+			which := "current"
+			if len(args) > 0 {
+				n, err := versionArg(args[0])
+				if err != nil {
+					return err
+				}
+				which = fmt.Sprint(n)
 			}
 			c, err := w.client()
 			if err != nil {
 				return err
 			}
-			r, err := post[regionctl.RolloutStatus](cmd.Context(), c, "/v1/rollouts/current:"+verb, req)
+			r, err := post[regionctl.RolloutStatus](cmd.Context(), c, "/v1/rollouts/"+which+":"+verb, req)
 			if err != nil {
 				return err
 			}
 			return out.print(cmd.OutOrStdout(), r, func(t *tabwriter.Writer) {
-				row(t, fmt.Sprintf("rollout of %d: %s, %s", r.Version, r.State, r.Why))
+				row(t, fmt.Sprintf("rollout of %d: %s, %s: %s", r.Version, r.State, cmp.Or(r.Ring, "no ring yet"), r.Why))
 			})
 		},
 	}
