@@ -17,6 +17,8 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -59,6 +61,11 @@ func Open(c Config) (*Store, error) {
 	if len(c.Endpoints) == 0 {
 		return nil, errors.New("store: etcd: no endpoints")
 	}
+	// With grpc's own pauses, up to two minutes, a cluster that was away for long would be back for as long before anybody knows.
+	connect := grpc.ConnectParams{
+		MinConnectTimeout: 3 * time.Second,
+		Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
+	}
 	client, err := clientv3.New(clientv3.Config{
 		Endpoints:            c.Endpoints,
 		TLS:                  c.TLS,
@@ -66,6 +73,7 @@ func Open(c Config) (*Store, error) {
 		DialTimeout:          callTimeout,
 		DialKeepAliveTime:    6 * time.Second,
 		DialKeepAliveTimeout: 3 * time.Second,
+		DialOptions:          []grpc.DialOption{grpc.WithConnectParams(connect)},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("store: etcd: %w", err)

@@ -376,3 +376,31 @@ func TestOpenedBeforeTheClusterIsUp(t *testing.T) {
 		t.Fatal("no endpoints were taken")
 	}
 }
+
+// However long a cluster was away, its return is noticed at once.
+func TestAClusterThatIsAwayIsTriedAgainAllTheTime(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", loopback.For(t).Addr(0, 1).String()+":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	s, err := etcd.Open(etcd.Config{Endpoints: []string{"http://" + l.Addr().String()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	go func() {
+		for t.Context().Err() == nil {
+			s.Get(t.Context(), "a")
+		}
+	}()
+	l.(*net.TCPListener).SetDeadline(time.Now().Add(15 * time.Second))
+	for try := range 10 { // with pauses that grow for ever it would be the eighth by then
+		c, err := l.Accept()
+		if err != nil {
+			t.Fatalf("after %d tries: %v", try, err)
+		}
+		c.Close()
+	}
+}
