@@ -172,7 +172,7 @@ func (e *Engine) open(listeners []Listener) (all []acceptor, err error) {
 	for _, l := range listeners {
 		if l.UDP == nil {
 			if l.TLS != nil && l.Via == nil {
-				l.TLS = handshake.Asking(l.TLS, e.server.Program)
+				l.TLS = handshake.Asking(l.TLS, e.server.Program, nil)
 			}
 			all = append(all, &tcpListener{e, l})
 			continue

@@ -62,10 +62,9 @@ func (e *Engine) listenQUIC(l Listener) (*h3Listener, error) {
 		reset, token := quic.StatelessResetKey(l.Secret("QUIC stateless reset")), quic.TokenGeneratorKey(l.Secret("QUIC token"))
 		h.transport.StatelessResetKey, h.transport.TokenGeneratorKey = &reset, &token
 	}
-	cfg := l.TLS.Clone()
-	cfg.NextProtos, cfg.MinVersion = []string{"h3"}, tls.VersionTLS13
+	cfg := handshake.Asking(l.TLS, e.server.Program, func(cfg *tls.Config) { cfg.NextProtos, cfg.MinVersion = []string{"h3"}, tls.VersionTLS13 })
 	var err error
-	h.listener, err = h.transport.Listen(handshake.Asking(cfg, e.server.Program), &quic.Config{
+	h.listener, err = h.transport.Listen(cfg, &quic.Config{
 		HandshakeIdleTimeout: e.opts.HeaderTime / 2, // twice that is the most a handshake may take
 		MaxIdleTimeout:       h3Silence, KeepAlivePeriod: h3KeepAlive,
 		InitialStreamReceiveWindow: h3StreamWindow, MaxStreamReceiveWindow: h3StreamWindow,

@@ -93,7 +93,7 @@ func (n *NetHTTP) standard(l Listener) *http.Server {
 	protocols.SetUnencryptedHTTP2(true)
 	var cfg *tls.Config
 	if l.TLS != nil {
-		cfg = handshake.Asking(l.TLS, n.server.Program)
+		cfg = handshake.Asking(l.TLS, n.server.Program, nil)
 	}
 	return &http.Server{
 		Handler: http.HandlerFunc(n.handle), TLSConfig: cfg, Protocols: protocols, DisableGeneralOptionsHandler: true,

@@ -1,7 +1,7 @@
 // Package handshake asks TLS clients for certificates where the routes of the host that they name want one, and nobody else; what a
 // client shows is judged later, by the policy of the route that a request comes to.
 //
-//	cfg := handshake.Asking(base, server.Program)   // for tls.Server, or QUIC
+//	cfg := handshake.Asking(base, server.Program, nil)   // for tls.Server, or QUIC
 //	shown := handshake.Shown(conn.ConnectionState(), conn, server.Program())
 //
 // A session ticket is good for handshakes that ask as the one did that it was given in: with the certificates of the same
@@ -24,11 +24,10 @@ import (
 )
 
 // Asking makes a config that asks by the program which serves when a handshake begins. Base's ticket keys, and their rotation, are
-// used for all.
-func Asking(base *tls.Config, serving func() *program.Program) *tls.Config {
-	a := &asker{base: base, serving: serving}
-	cfg := base.Clone()
-	a.bind(cfg, "")
+// used for all. What is made of base may be changed once, ahead of its use; nil = it stays as it is.
+func Asking(base *tls.Config, serving func() *program.Program, change func(*tls.Config)) *tls.Config {
+	a := &asker{base: base, serving: serving, change: change}
+	cfg := a.config("")
 	cfg.GetConfigForClient = a.forClient
 	return cfg
 }
@@ -37,6 +36,7 @@ func Asking(base *tls.Config, serving func() *program.Program) *tls.Config {
 type asker struct {
 	base    *tls.Config
 	serving func() *program.Program
+	change  func(*tls.Config)
 
 	mu   sync.Mutex
 	of   *program.Program
@@ -55,8 +55,7 @@ func (a *asker) forClient(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 		a.of, a.made = p, map[*program.Trust]*tls.Config{}
 	}
 	if a.made[t] == nil {
-		cfg := a.base.Clone()
-		a.bind(cfg, t.Digest)
+		cfg := a.config(t.Digest)
 		cfg.ClientAuth, cfg.ClientCAs, cfg.VerifyConnection = tls.RequestClientCert, t.Hint, bounded
 		a.made[t] = cfg
 	}
@@ -102,8 +101,12 @@ func bounded(s tls.ConnectionState) error {
 
 const asksFor = "cellgate asks for "
 
-// bind makes tickets good for the set of authorities alone; an empty one stands for no certificate.
-func (a *asker) bind(cfg *tls.Config, digest string) {
+// config is one whose tickets are good for the set of authorities alone; an empty one stands for no certificate.
+func (a *asker) config(digest string) *tls.Config {
+	cfg := a.base.Clone()
+	if a.change != nil {
+		a.change(cfg)
+	}
 	cfg.WrapSession = func(cs tls.ConnectionState, s *tls.SessionState) ([]byte, error) {
 		s.Extra = append(s.Extra, mark(digest, cs.PeerCertificates))
 		return a.base.EncryptTicket(cs, s)
@@ -115,6 +118,7 @@ func (a *asker) bind(cfg *tls.Config, digest string) {
 		}
 		return s, nil
 	}
+	return cfg
 }
 
 // mark is what a ticket says; one that was given where a certificate was asked for and none came is good nowhere.

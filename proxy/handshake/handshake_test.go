@@ -70,7 +70,7 @@ func newServer(t *testing.T, p *program.Program) *server {
 	s := &server{t: t, roots: testpki.New(t, "Servers")}
 	s.program.Store(p)
 	pair := s.roots.Issue(t, testpki.Leaf{DNS: []string{"a.example", "b.example", "x.w.example", "open.example"}, Server: true})
-	s.cfg = Asking(&tls.Config{Certificates: []tls.Certificate{*pair}, MinVersion: tls.VersionTLS12}, s.program.Load)
+	s.cfg = Asking(&tls.Config{Certificates: []tls.Certificate{*pair}, MinVersion: tls.VersionTLS12}, s.program.Load, nil)
 	return s
 }
 

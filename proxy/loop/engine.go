@@ -147,7 +147,7 @@ func (e *Engine) listen(from engine.Listener, i, n int) error {
 		err = prepare(fd)
 	}
 	if from.TLS != nil {
-		from.TLS = handshake.Asking(from.TLS, e.server.Program)
+		from.TLS = handshake.Asking(from.TLS, e.server.Program, nil)
 	}
 	on := &listener{fd: int32(fd), tls: from.TLS, altSvc: from.AltSvc, close: from.Close}
 	var of []*loop

@@ -82,6 +82,9 @@ type Proxy struct {
 	TrustedProxies []string `json:"trusted_proxies,omitempty"`
 	// Secrets is the directory with the files that policies name: client secrets, keys of sessions. Optional.
 	Secrets string `json:"secrets,omitempty"`
+	// TicketSecrets is the file of the secrets that session tickets are sealed by, the same on all nodes of the cell and on no other:
+	// 1 to 4 lines, each 32 random bytes in base64. Empty = clients go on with their sessions at this process alone.
+	TicketSecrets string `json:"ticket_secrets,omitempty"`
 	// Engine is what serves: "loop", "goroutine" or "nethttp"; empty = the default of the system.
 	Engine string `json:"engine,omitempty"`
 	// HTTP3 serves it on the UDP side of OwnHTTPS. An address that processes share takes none: the kernel would spread a

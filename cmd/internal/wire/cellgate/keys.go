@@ -134,6 +134,17 @@ func (k *keyring) pair(name string, certPEM, keyPEM []byte) (cert, key string, e
 	return cert, key, writeFile(key, keyPEM)
 }
 
+// ticketSecrets is the file of a cell's secret for session tickets.
+func (k *keyring) ticketSecrets(cell cells.CellID) (path string, err error) {
+	path = k.home.path("keys", fileName(string(cell))+".tickets")
+	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+		return path, err
+	}
+	var b [32]byte
+	_, _ = rand.Read(b[:]) // never fails (crypto/rand)
+	return path, durable.Write(path, []byte(base64.StdEncoding.EncodeToString(b[:])+"\n"))
+}
+
 func (k *keyring) idpKey() (*ecdsa.PrivateKey, error) {
 	path := k.home.path("keys", "idp.key")
 	raw, err := os.ReadFile(path)

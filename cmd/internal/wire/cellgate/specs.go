@@ -330,8 +330,12 @@ func (b *builder) proxy(r int, cell cells.Cell, node cells.Node, edgeCert, edgeK
 	}
 	at := func(a netip.Addr, port uint16) netip.AddrPort { return netip.AddrPortFrom(a, port) }
 	shared, own := cell.Addresses[0], node.Address
+	tickets, err := b.keys.ticketSecrets(cell.ID)
+	if err != nil {
+		return err
+	}
 	p := bootstrap.Proxy{
-		Common: common, Cell: cell.ID,
+		Common: common, Cell: cell.ID, TicketSecrets: tickets,
 		SharedHTTP: at(shared, portHTTP), SharedHTTPS: at(shared, portHTTPS),
 		OwnHTTP: at(own, portHTTP), OwnHTTPS: at(own, portHTTPS), Admin: node.Admin,
 		EdgeCert: edgeCert, EdgeKey: edgeKey, AdminCert: cert, AdminKey: key,

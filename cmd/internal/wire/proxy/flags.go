@@ -25,6 +25,7 @@ type flags struct {
 	workers                int
 	accessLog, state       string
 	secretsDir             string
+	ticketSecrets          string
 	takeover               bool
 	region, zone           string
 	consul, consulToken    string
@@ -96,6 +97,7 @@ Every listener answers GET /.well-known/cellgate/ready: 200, or 503 while the no
 	fs.StringVar(&f.otlpCA, "otlp-ca", "", "PEM `file` with the authorities that the collector's certificate may be of; the system's unless given")
 	fs.StringVar(&f.state, "state", "", "`directory` of what outlives the process, and of its upgrades; none unless given")
 	fs.StringVar(&f.secretsDir, "secrets", "", "`directory` with the files that policies name: client secrets, keys of sessions; none unless given")
+	fs.StringVar(&f.ticketSecrets, "ticket-secrets", "", "`file` that the nodes behind one address share, 1 to 4 lines of 32 random bytes in base64 (openssl rand -base64 32): a client goes on with its TLS session at any of them; at this process alone unless given")
 	fs.BoolVar(&f.takeover, takeoverFlag, false, "take the place of the process that runs with the same --state or --bootstrap, if there is one")
 	fs.StringVar(&f.accessLog, "access-log", "", "`file` for one JSON line per exchange; - = standard output; none unless given")
 	return c
@@ -138,6 +140,8 @@ func (f *flags) check(set *pflag.FlagSet) error {
 		return usagef("--max-connection-age %s: must be more than 0", f.maxAge)
 	case f.https != "" && (f.cert == "" || f.key == ""):
 		return usagef("--https needs --cert FILE and --key FILE")
+	case f.https == "" && f.ticketSecrets != "":
+		return usagef("--ticket-secrets needs --https ADDR")
 	case f.https == "" && (f.cert != "" || f.key != ""):
 		return usagef("--cert and --key need --https ADDR")
 	}

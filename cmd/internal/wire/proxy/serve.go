@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cellgate/cellgate/discovery/consul"
+	"github.com/cellgate/cellgate/internal/certfile"
 	"github.com/cellgate/cellgate/proxy"
 	"github.com/cellgate/cellgate/proxy/accesslog"
 	"github.com/cellgate/cellgate/proxy/ask"
@@ -50,6 +51,7 @@ type core struct {
 	meter     *meter.Meter
 	traces    *traces.Exporter    // nil = none
 	cert      *listen.Certificate // nil = no TLS
+	tickets   *listen.Tickets     // nil = the process has keys of its own
 	server    *proxy.Server
 	cores     int // to serve on; Go has more processors than these once there are loops
 	callers   *callers.Authenticator
@@ -109,6 +111,11 @@ func (c *core) runBelow(ctx context.Context, g *errgroup.Group) {
 	g.Go(func() error { return c.shadow.Run(ctx) })
 	if c.access != nil {
 		g.Go(func() error { return c.access.Run(ctx) })
+	}
+	if c.tickets != nil {
+		g.Go(func() error {
+			return certfile.Follow(ctx, c.log, map[string]certfile.File{"ticket secrets": c.tickets})
+		})
 	}
 	if c.traces != nil {
 		g.Go(func() error { return c.traces.Run(ctx) })
@@ -203,6 +210,9 @@ func (n *node) build(log *slog.Logger, place *place, first *program.Program) (er
 			return err
 		}
 	}
+	if err := n.shareTickets(n.ticketSecrets, ""); err != nil {
+		return err
+	}
 	n.engine = n.newEngine(n.flags.engine, engine.Options{MaxAge: n.maxAge}, n.cores)
 	return n.apply(first)
 }
@@ -249,13 +259,16 @@ func (c *core) listen(ctx context.Context, to []engine.Listener, e edge) ([]engi
 	l := engine.Listener{}
 	if e.tls {
 		l.TLS = c.cert.Config()
+		c.tickets.Keep(l.TLS, e.name)
 	}
 	if e.h3 {
 		udp, err := c.place.sockets.UDP(ctx, e.name, all[0].Addr().String())
 		if err != nil {
 			return nil, err
 		}
-		to = append(to, engine.Listener{UDP: udp, TLS: l.TLS, Secret: c.cert.Secret})
+		quic := c.cert.Config()
+		c.tickets.Keep(quic, e.name+" quic")
+		to = append(to, engine.Listener{UDP: udp, TLS: quic, Secret: c.cert.Secret})
 		_, port, _ := net.SplitHostPort(all[0].Addr().String())
 		l.AltSvc = `h3=":` + port + `"; ma=3600`
 	}
@@ -264,6 +277,14 @@ func (c *core) listen(ctx context.Context, to []engine.Listener, e edge) ([]engi
 		to = append(to, l)
 	}
 	return to, nil
+}
+
+// shareTickets makes clients go on with their TLS sessions at every node of the cell that has the same file; none = at this process.
+func (c *core) shareTickets(file, cell string) (err error) {
+	if file != "" {
+		c.tickets, err = listen.LoadTickets(file, cell)
+	}
+	return err
 }
 
 // one binds an address for what needs a single socket.

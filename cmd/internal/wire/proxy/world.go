@@ -145,7 +145,7 @@ func newWorldNode(file string, boot bootstrap.Proxy, place *place, log *slog.Log
 	if n.cert, err = listen.LoadCertificate(boot.EdgeCert, boot.EdgeKey); err != nil {
 		return nil, err
 	}
-	return n, nil
+	return n, n.shareTickets(boot.TicketSecrets, string(boot.Cell))
 }
 
 // otlpOf is where the node's traces go.
