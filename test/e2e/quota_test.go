@@ -3,8 +3,11 @@
 package e2e
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -32,8 +35,14 @@ type hopper struct {
 	proxies []string // addresses of their own
 	client  *http.Client
 	work    [2]chan string
-	tally   sync.Map // status → *atomic.Int64
+	tally   sync.Map // outcome → *atomic.Int64
 	done    sync.WaitGroup
+}
+
+// outcome is what a request at a proxy came to.
+type outcome struct {
+	proxy  string
+	status int
 }
 
 func newHopper(t *testing.T, w *world) *hopper {
@@ -70,13 +79,20 @@ func (h *hopper) labour(work chan string) {
 			res.Body.Close()
 			status = res.StatusCode
 		}
-		h.count(status).Add(1)
+		n, _ := h.tally.LoadOrStore(outcome{at, status}, new(atomic.Int64))
+		n.(*atomic.Int64).Add(1)
 	}
 }
 
-func (h *hopper) count(status int) *atomic.Int64 {
-	n, _ := h.tally.LoadOrStore(status, new(atomic.Int64))
-	return n.(*atomic.Int64)
+// count is how many requests had this answer, of one proxy or, without one, of all.
+func (h *hopper) count(status int, proxy string) (n int64) {
+	h.tally.Range(func(k, v any) bool {
+		if o := k.(outcome); o.status == status && (proxy == "" || o.proxy == proxy) {
+			n += v.(*atomic.Int64).Load()
+		}
+		return true
+	})
+	return n
 }
 
 func (h *hopper) messages() (n float64) {
@@ -93,7 +109,7 @@ func (h *hopper) run(seconds int, each func(second int)) (admitted, refused []in
 	tick := time.NewTicker(beat)
 	defer tick.Stop()
 	began, sent := time.Now(), 0
-	var ok, no int64 = h.count(200).Load(), h.count(429).Load()
+	ok, no := h.count(200, ""), h.count(429, "")
 	for second := 0; second < seconds; {
 		<-tick.C
 		past := time.Since(began)
@@ -106,7 +122,7 @@ func (h *hopper) run(seconds int, each func(second int)) (admitted, refused []in
 		}
 		if int(past.Seconds()) > second {
 			second++
-			a, r := h.count(200).Load(), h.count(429).Load()
+			a, r := h.count(200, ""), h.count(429, "")
 			admitted, refused = append(admitted, a-ok), append(refused, r-no)
 			ok, no = a, r
 			if each != nil {
@@ -154,10 +170,199 @@ func (h *hopper) withinLimit(admitted, refused []int64) {
 	for i := 1; i+10 <= len(admitted); i++ {
 		a, all := sum(admitted[i:i+10]), sum(admitted[i:i+10])+sum(refused[i:i+10])
 		if all < 11*tenantLimit {
-			h.t.Logf("the machine sends too little for the limit to be felt: %v and %v", admitted, refused)
+			h.t.Logf("the machine sends too little for the limit to be felt: %v and %v; shed %d, failed %d", admitted, refused, h.count(503, ""), h.count(0, ""))
 		} else if a < 7*tenantLimit || a > 105*tenantLimit/10 { // 99% on a quiet machine; a busy one holds messages up and lets tokens pass by
 			h.t.Errorf("%d admitted in 10 s of a limit of %d/s: %v", a, tenantLimit, admitted)
 		}
+	}
+}
+
+// stock is more than what can be on lease, in the bucket and in advance at any instant: a fifth of a second's rate each as burst
+// and as overdraft, and what nodes and regions hold for about two intervals of 100 ms.
+const stock = tenantLimit * 8 / 10
+
+// promised looks at every span of seconds, in which alone tells what may be admitted without any lease.
+func (h *hopper) promised(admitted []int64, alone int64) {
+	h.t.Helper()
+	for i := range admitted {
+		for j := i + 1; j <= len(admitted); j++ {
+			if a, most := sum(admitted[i:j]), int64(j-i)*(tenantLimit+alone)+stock; a > most {
+				h.t.Errorf("seconds %d to %d: %d admitted, at most %d are promised: %v", i, j, a, most, admitted)
+			}
+		}
+	}
+}
+
+// valve passes connections on until it is shut: then nothing passes it any more, and nobody is told.
+type valve struct {
+	net.Listener
+	to string
+
+	mu   sync.Mutex
+	open *sync.Cond
+	shut bool
+}
+
+func newValve(t *testing.T, at, to string) *valve {
+	ln, err := net.Listen("tcp", at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := &valve{Listener: ln, to: to}
+	v.open = sync.NewCond(&v.mu)
+	t.Cleanup(func() { ln.Close(); v.turn(false) })
+	go v.serve()
+	return v
+}
+
+func (v *valve) turn(shut bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.shut = shut
+	v.open.Broadcast()
+}
+
+func (v *valve) serve() {
+	for {
+		c, err := v.Accept()
+		if err != nil {
+			return
+		}
+		go func() {
+			up, err := net.Dial("tcp", v.to)
+			if err != nil {
+				c.Close()
+				return
+			}
+			go v.pass(up, c)
+			v.pass(c, up)
+		}()
+	}
+}
+
+func (v *valve) pass(to, from net.Conn) {
+	defer to.Close()
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := from.Read(buf)
+		v.mu.Lock()
+		for v.shut {
+			v.open.Wait()
+		}
+		v.mu.Unlock()
+		if _, failed := to.Write(buf[:n]); err != nil || failed != nil {
+			return
+		}
+	}
+}
+
+// behindValves has a proxy reach its controllers through valves only.
+func behindValves(t *testing.T, w *world, proxy string) (shut func(bool)) {
+	t.Helper()
+	w.cellgate(t, "stop", "proxy/"+proxy)
+	file := filepath.Join(w.Dir, "boot", "proxy-"+strings.ReplaceAll(proxy, "/", "-")+".json")
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var boot struct{ Controllers []string }
+	if err := json.Unmarshal(raw, &boot); err != nil || len(boot.Controllers) == 0 {
+		t.Fatalf("%s names no controllers: %v", file, err)
+	}
+	var valves []*valve
+	block := loopback.For(t)
+	for i, at := range boot.Controllers {
+		own := fmt.Sprintf("%s:7000", block.Addr(1, byte(i+1)))
+		valves = append(valves, newValve(t, own, at))
+		raw = bytes.ReplaceAll(raw, []byte(strconv.Quote(at)), []byte(strconv.Quote(own)))
+	}
+	if err := os.WriteFile(file, raw, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w.cellgate(t, "start", "proxy/"+proxy)
+	return func(shut bool) {
+		for _, v := range valves {
+			v.turn(shut)
+		}
+	}
+}
+
+// H2, H4: a tenth of the nodes can't reach the quota service, and one of them has half of the load. It goes on with its part.
+func TestALimitHoldsWhileATenthOfTheNodesIsCutOff(t *testing.T) {
+	w := quotaWorld(t, "--proxies", "5")
+	newHopper(t, w).cutOff(tenantLimit / 2)
+}
+
+// H4: where the limit says deny, it refuses.
+func TestAStrictLimitDeniesOnANodeThatIsCutOff(t *testing.T) {
+	w := quotaWorld(t, "--proxies", "2", "--bake", "500ms")
+	sample, err := os.ReadFile(filepath.Join(w.Dir, "sample.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	strict := strings.Replace(string(sample), "{tenant: 1000/second}", "{tenant: 1000/second, on_store_loss: deny}", 1)
+	w.mustRegionctl(t, "config", "publish", harness.WriteFile(t, "strict.yaml", strict), "--wait")
+	newHopper(t, w).cutOff(0)
+}
+
+// cutOff runs load while the first proxy can't reach its controllers, and when it can again. Alone is what it may admit meanwhile.
+func (h *hopper) cutOff(alone int64) {
+	t, cut := h.t, h.proxies[0]
+	shut := behindValves(t, h.w, h.w.cells()[0].Proxies[0].ID)
+	h.w.healthy(t, 30*time.Second)
+	h.run(2, nil)
+	var before, late int64
+	admitted, refused := h.run(10, func(second int) {
+		switch second {
+		case 1:
+			shut(true)
+		case 2:
+			before = h.count(200, cut)
+		case 4:
+			late = h.count(200, cut) - before
+		}
+	})
+	t.Logf("admitted %v, refused %v; %d by the one cut off, in two seconds", admitted, refused, late)
+	h.promised(admitted[:5], alone) // while it has load
+	h.promised(admitted[5:], 0)
+	if (late == 0) != (alone == 0) {
+		t.Errorf("%d admitted by the node that is cut off", late)
+	}
+	shut(false)
+	h.w.healthy(t, 30*time.Second)
+	admitted, refused = h.run(12, nil)
+	t.Logf("whole again: admitted %v, refused %v", admitted, refused)
+	h.promised(admitted, 0)
+	h.withinLimit(admitted, refused)
+}
+
+// H2: a limit goes where its load goes, and counts once what an evacuated cell hands on.
+func TestALimitHoldsThroughAnEvacuation(t *testing.T) {
+	w := quotaWorld(t, "--proxies", "2", "--ramp", "5s")
+	h := newHopper(t, w)
+	target := w.cells()[0].ID
+	var orders sync.WaitGroup // the load doesn't wait for them
+	order := func(args ...string) {
+		orders.Go(func() {
+			if res := w.regionctl(t, args...); res.Code != 0 {
+				t.Errorf("regionctl %v: exit %d: %s", args, res.Code, res.Stderr)
+			}
+		})
+	}
+	admitted, refused := h.run(30, func(second int) {
+		switch second {
+		case 3:
+			order("evacuate", target, "--reason", "e2e", "--over", "4s", "--expires", "10m")
+		case 18:
+			order("restore", target)
+		}
+	})
+	orders.Wait()
+	t.Logf("admitted %v, refused %v", admitted, refused)
+	h.promised(admitted, 0)
+	h.withinLimit(admitted, refused)
+	if bad := h.count(0, "") + h.count(502, "") + h.count(504, ""); bad > 0 { // a busy machine sheds some with 503
+		t.Errorf("%d requests failed", bad)
 	}
 }
 
