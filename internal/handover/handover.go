@@ -176,7 +176,7 @@ func (l line) same() (pid int, err error) {
 	}
 	var uid int
 	var fault error
-	if err := raw.Control(func(fd uintptr) { pid, uid, fault = peer(int(fd)) }); err != nil {
+	if err := raw.Control(func(fd uintptr) { pid, uid, fault = Peer(int(fd)) }); err != nil {
 		return 0, err
 	}
 	if fault == nil && uid != os.Geteuid() && uid != 0 {

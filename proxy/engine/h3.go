@@ -113,9 +113,15 @@ func (h *h3Listener) accept() error {
 	}
 }
 
-func (h *h3Listener) quiesce() error { return nil }
+// quiesce leaves those who come to the other processes of a shared address.
+func (h *h3Listener) quiesce() error {
+	if u, ok := h.udp.(interface{ Leave() }); ok {
+		u.Leave()
+	}
+	return nil
+}
 
-// close refuses handshakes under way. Where a successor takes those that begin now, they are awaited.
+// close refuses handshakes under way. Where another process takes those that begin now, they are awaited.
 func (h *h3Listener) close() {
 	if u, ok := h.udp.(interface{ Left() bool }); !ok || !u.Left() {
 		_ = h.listener.Close()

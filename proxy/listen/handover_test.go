@@ -131,14 +131,14 @@ func reads(u *UDP) <-chan ipv4.Message {
 func TestPacketsReachTheProcessThatMadeTheirIDs(t *testing.T) {
 	for _, ends := range []string{"old", "new", "resume"} {
 		var before Sockets
-		old, err := before.UDP(t.Context(), "https", "127.42.9.2:0")
+		old, err := before.UDP(t.Context(), "https", "127.42.9.2:0", false)
 		if err != nil {
 			t.Fatal(err)
 		}
 		first := reads(old)
 		after := handed(t, &before)
 		before.Yield()
-		succ, err := after.UDP(t.Context(), "https", "127.42.9.2:0")
+		succ, err := after.UDP(t.Context(), "https", "127.42.9.2:0", false)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -187,7 +187,7 @@ func TestPacketsReachTheProcessThatMadeTheirIDs(t *testing.T) {
 			expect(first, packet(false, a.Bytes()))
 			after := handed(t, &before)
 			before.Yield()
-			succ, err := after.UDP(t.Context(), "https", "127.42.9.2:0")
+			succ, err := after.UDP(t.Context(), "https", "127.42.9.2:0", false)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -208,14 +208,14 @@ func TestPacketsReachTheProcessThatMadeTheirIDs(t *testing.T) {
 func TestASuccessorsPacketsThatMakeNoSenseAreLost(t *testing.T) {
 	for _, raw := range [][]byte{nil, {0}, {0, 9, 1}, {0, 0}, {0, 0, 0, 0}, {0, 1, 7, 0, 0}, bytes.Repeat([]byte{0xff}, 3000)} {
 		var s Sockets
-		u, err := s.UDP(t.Context(), "https", "127.42.9.2:0")
+		u, err := s.UDP(t.Context(), "https", "127.42.9.2:0", false)
 		if err != nil {
 			t.Fatal(err)
 		}
 		got := reads(u)
 		after := handed(t, &s)
 		s.Yield()
-		succ, err := after.UDP(t.Context(), "https", "127.42.9.2:0")
+		succ, err := after.UDP(t.Context(), "https", "127.42.9.2:0", false)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -87,8 +87,7 @@ type Proxy struct {
 	TicketSecrets string `json:"ticket_secrets,omitempty"`
 	// Engine is what serves: "loop", "goroutine" or "nethttp"; empty = the default of the system.
 	Engine string `json:"engine,omitempty"`
-	// HTTP3 serves it on the UDP side of OwnHTTPS. An address that processes share takes none: the kernel would spread a
-	// connection's packets anew whenever one of them comes or goes.
+	// HTTP3 serves it on the UDP side of OwnHTTPS, and on Linux of SharedHTTPS.
 	HTTP3 bool `json:"http3,omitempty"`
 	// OTLP is the collector that gets the node's traces; none = they are not kept.
 	OTLP OTLP `json:"otlp,omitzero"`

@@ -262,7 +262,7 @@ func (c *core) listen(ctx context.Context, to []engine.Listener, e edge) ([]engi
 		c.tickets.Keep(l.TLS, e.name)
 	}
 	if e.h3 {
-		udp, err := c.place.sockets.UDP(ctx, e.name, all[0].Addr().String())
+		udp, err := c.place.sockets.UDP(ctx, e.name, all[0].Addr().String(), e.shared)
 		if err != nil {
 			return nil, err
 		}

@@ -194,7 +194,7 @@ func (n *worldNode) bind(ctx context.Context, whose string, shared bool, plain, 
 		}
 	}
 	if secure.IsValid() {
-		e.name, e.addr, e.tls, e.h3 = whose+" https", secure.String(), true, n.boot.HTTP3 && !shared
+		e.name, e.addr, e.tls, e.h3 = whose+" https", secure.String(), true, n.boot.HTTP3 && (!shared || listen.SharesUDP)
 		return n.listen(ctx, all, e)
 	}
 	return all, nil
