@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"syscall"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cellgate/cellgate/internal/durable"
+	"github.com/cellgate/cellgate/internal/heap"
 	"github.com/cellgate/cellgate/proxy"
 	"github.com/cellgate/cellgate/proxy/accesslog"
 	"github.com/cellgate/cellgate/proxy/callers"
@@ -60,6 +62,8 @@ func node(args []string) error {
 	if err := server.Apply(p); err != nil {
 		return err
 	}
+	var garbage heap.Keeper
+	garbage.Swapped()
 	l, err := new(listen.Sockets).TCP(ctx, "http", *addr, false, 1)
 	if err != nil {
 		return err
@@ -71,8 +75,9 @@ func node(args []string) error {
 		return loop.New(server, loop.Options{Options: engine.Options{Log: log}, Loops: 1}).Run(ctx, engine.Listener{Listener: l[0]})
 	})
 	if *swap {
-		g.Go(func() error { return swapping(ctx, server, p, snapshots, *dir) })
+		g.Go(func() error { return swapping(ctx, server, p, snapshots, *dir, &garbage) })
 	}
+	defer runtime.KeepAlive(snapshots)
 	return g.Wait()
 }
 
@@ -107,7 +112,7 @@ func alternating(document string) (two [2]*snapshot.Snapshot, err error) {
 	return two, nil
 }
 
-func swapping(ctx context.Context, server *proxy.Server, last *program.Program, two [2]*snapshot.Snapshot, dir string) error {
+func swapping(ctx context.Context, server *proxy.Server, last *program.Program, two [2]*snapshot.Snapshot, dir string, garbage *heap.Keeper) error {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for n := 1; ; n++ {
@@ -133,6 +138,7 @@ func swapping(ctx context.Context, server *proxy.Server, last *program.Program, 
 		if err := server.Apply(p); err != nil {
 			return err
 		}
+		garbage.Swapped()
 		last = p
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"hash"
 	"hash/fnv"
-	"io"
 	"slices"
 	"strings"
 	"unsafe"
@@ -148,6 +147,7 @@ func (p *Program) compileShards(s *snapshot.Snapshot, names *resolver, prev *Pro
 		}
 	}
 	var made []*shard
+	b := route.NewBuilder()
 	for _, ref := range s.Manifest.Shards {
 		if !strings.HasPrefix(ref.Key, snapshot.HostPrefix) {
 			continue
@@ -162,7 +162,7 @@ func (p *Program) compileShards(s *snapshot.Snapshot, names *resolver, prev *Pro
 		if err != nil {
 			return err
 		}
-		compiled, err := compileShard(ref.Digest, blob, names, old)
+		compiled, err := compileShard(ref.Digest, blob, names, old, b)
 		if err != nil {
 			return fmt.Errorf("%s: %w", ref.Key, err)
 		}
@@ -172,18 +172,13 @@ func (p *Program) compileShards(s *snapshot.Snapshot, names *resolver, prev *Pro
 	return nil
 }
 
-// compileShard takes the table over from old, the same shard compiled under other names, when there is one.
-func compileShard(digest snapshot.Digest, blob []byte, names *resolver, old *shard) (*shard, error) {
+// compileShard takes the table over from old, the same shard compiled under other names, when there is one; else b, which is
+// empty, builds it. After an error b is of no use.
+func compileShard(digest snapshot.Digest, blob []byte, names *resolver, old *shard, b *route.Builder) (*shard, error) {
 	sh := &shard{digest: digest}
-	var b *route.Builder
-	if old != nil {
-		sh.table = old.table
-	} else {
-		b = route.NewBuilder()
-	}
-	seen := terms{}
+	seen, h := terms{}, fnv.New64a()
 	err := snapshot.ReadRoutes(blob, func(r *snapshot.Route, record string) error {
-		if b != nil {
+		if old == nil {
 			if err := b.Add(r); err != nil {
 				return fmt.Errorf("%w: %w", errProgram, err)
 			}
@@ -192,8 +187,8 @@ func compileShard(digest snapshot.Digest, blob []byte, names *resolver, old *sha
 		if err != nil {
 			return err
 		}
-		h := fnv.New64a()
-		_, _ = io.WriteString(h, record) // it never fails
+		h.Reset()
+		_, _ = h.Write(unsafe.Slice(unsafe.StringData(record), len(record))) // it neither fails nor keeps what it is given
 		sh.routes = append(sh.routes, Route{r.ID, t, h.Sum64()})
 		sh.ask(r.Match.Host, asking(r, names))
 		return nil
@@ -201,7 +196,9 @@ func compileShard(digest snapshot.Digest, blob []byte, names *resolver, old *sha
 	if err != nil {
 		return nil, err
 	}
-	if b != nil {
+	if old != nil {
+		sh.table = old.table
+	} else {
 		sh.table = b.Table()
 	}
 	return sh, nil

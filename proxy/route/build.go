@@ -18,7 +18,7 @@ const MaxSegments = 32
 // parameter is the key of the child that takes any segment. A clean path holds no '{'.
 const parameter = "{"
 
-// Builder collects the routes of one table.
+// Builder collects the routes of one table after the other; what it needs for one it keeps for the next.
 type Builder struct {
 	ids   map[step]uint32 // draft reference of each edge
 	draft []draftNode
@@ -26,6 +26,7 @@ type Builder struct {
 	text  strings.Builder
 	spans map[string]span
 	tails map[string]uint32
+	names []string // of one rule's predicates
 }
 
 // step is an edge of the draft; a root has no parent and its host for segment. References are index + 1.
@@ -74,7 +75,9 @@ func (b *Builder) predicates(r *rule, want map[string]string, query bool) {
 	if r.npreds == 0 {
 		r.preds = uint32(len(b.table.preds))
 	}
-	for _, name := range slices.Sorted(maps.Keys(want)) {
+	b.names = slices.AppendSeq(b.names[:0], maps.Keys(want))
+	slices.Sort(b.names)
+	for _, name := range b.names {
 		p := predicate{name: b.intern(name), value: b.intern(want[name]), query: query}
 		b.table.preds = append(b.table.preds, p)
 		r.npreds++
@@ -143,8 +146,9 @@ func (b *Builder) node(s step, isParam bool) uint32 {
 	return id
 }
 
-// Table lays the table out flat. The Builder must not be used afterwards.
+// Table lays the table out flat. The Builder is empty afterwards.
 func (b *Builder) Table() *Table {
+	defer b.clear()
 	t := &b.table
 	t.seed = maphash.MakeSeed()
 	t.nodes = make([]node, 0, len(b.draft))
@@ -161,7 +165,17 @@ func (b *Builder) Table() *Table {
 		}
 	}
 	t.text = b.text.String()
-	return t
+	done := *t
+	return &done
+}
+
+func (b *Builder) clear() {
+	clear(b.ids)
+	clear(b.spans)
+	clear(b.tails)
+	clear(b.draft)
+	b.draft, b.table = b.draft[:0], Table{}
+	b.text.Reset()
 }
 
 // settle lays out the draft node and what hangs below it, a single child first; the depth is at most MaxSegments + 1.

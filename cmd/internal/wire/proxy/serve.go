@@ -20,6 +20,7 @@ import (
 
 	"github.com/cellgate/cellgate/discovery/consul"
 	"github.com/cellgate/cellgate/internal/certfile"
+	"github.com/cellgate/cellgate/internal/heap"
 	"github.com/cellgate/cellgate/proxy"
 	"github.com/cellgate/cellgate/proxy/accesslog"
 	"github.com/cellgate/cellgate/proxy/ask"
@@ -58,6 +59,7 @@ type core struct {
 	limits    *callers.Limiter
 	loops     []func() time.Duration // lags of the loops; written before anything runs
 	lags
+	heap    heap.Keeper
 	applied time.Time
 	place   *place
 }
@@ -225,6 +227,7 @@ func (n *node) apply(p *program.Program) error {
 	if err := n.server.Apply(p); err != nil {
 		return err
 	}
+	n.heap.Swapped()
 	n.number, n.applied = p.Number, time.Now()
 	n.log.Info("applied", "snapshot", p.Number, "checksum", p.Checksum)
 	return nil

@@ -280,6 +280,7 @@ func (n *worldNode) apply(p *program.Program, share int) error {
 	if err := n.server.Apply(p); err != nil {
 		return err
 	}
+	n.heap.Swapped()
 	n.tellFleet(func(f *quota.Fleet) { f.Cell = share })
 	n.change.swap(old, p, asked, witnesses)
 	n.once.Do(func() { close(n.first) })
