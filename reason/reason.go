@@ -35,6 +35,7 @@ const (
 	CertificateMissing
 	CertificateInvalid
 	CertificateExpired
+	CertificateRevoked
 	AuthUnavailable
 	ScopeMissing
 	RoleMissing
@@ -101,6 +102,7 @@ var table = [count]entry{
 	CertificateMissing:  {"certificate_missing", 401, "A client certificate is required"},
 	CertificateInvalid:  {"certificate_invalid", 401, "The client certificate is not accepted"},
 	CertificateExpired:  {"certificate_expired", 401, "The client certificate has expired or is not valid yet"},
+	CertificateRevoked:  {"certificate_revoked", 401, "The client certificate is revoked"},
 	AuthUnavailable:     {"auth_unavailable", 503, "Authentication is not possible right now"},
 	ScopeMissing:        {"scope_missing", 403, "The token lacks a required scope"},
 	CORSRefused:         {"cors_refused", 403, "Scripts of this origin may not make this request"},
@@ -174,14 +176,14 @@ func (r Reason) Gateway() bool {
 
 // Certificate says whether a client certificate is what was wrong or missing.
 func (r Reason) Certificate() bool {
-	return r == CertificateMissing || r == CertificateInvalid || r == CertificateExpired || r == TokenUnproven
+	return r == CertificateMissing || r == CertificateInvalid || r == CertificateExpired || r == CertificateRevoked || r == TokenUnproven
 }
 
 // Challenge is the WWW-Authenticate of an answer with 401 (RFC 6750, section 3). No scheme is registered for certificates of TLS,
 // and a 401 names one (RFC 9110, section 11.6.1).
 func (r Reason) Challenge() string {
 	switch r {
-	case CertificateMissing, CertificateInvalid, CertificateExpired:
+	case CertificateMissing, CertificateInvalid, CertificateExpired, CertificateRevoked:
 		return "ClientCertificate"
 	case TokenMissing:
 		return "Bearer"

@@ -26,9 +26,9 @@ func (d *decoder) references() {
 		})
 	}
 	d.signs()
-	secrets := map[string]string{}
+	secrets := map[string][]string{}
 	for i := range d.cfg.Policies {
-		secrets[d.cfg.Policies[i].ID] = d.cfg.Policies[i].Secret()
+		secrets[d.cfg.Policies[i].ID] = d.cfg.Policies[i].Secrets()
 	}
 	for i := range d.cfg.Routes {
 		d.identityPolicies(i)

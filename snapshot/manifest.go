@@ -10,7 +10,7 @@ const Form = 1
 
 // Reader is the highest form that this reader knows. What older ones would pass over in silence asks for it in MinReader, though
 // it is written in Form; what doesn't use it is read by all.
-const Reader = 12
+const Reader = 13
 
 // Digest is the lower-case hex SHA-256 of a stored blob or of a whole configuration.
 type Digest string

@@ -106,6 +106,9 @@ func (c *Config) minReader() int {
 		if c.Policies[i].CertificateBound() {
 			least = max(least, sinceBound)
 		}
+		if m := c.Policies[i].MTLS; m != nil && len(m.CRLFiles) > 0 {
+			least = max(least, sinceCRL)
+		}
 		for _, k := range policyKinds() {
 			if k.has(&c.Policies[i]) {
 				least = max(least, k.since)

@@ -93,12 +93,14 @@ func (o object) service(key string) string {
 	return given
 }
 
+const secretHint = "a file in the node's directory of secrets, or TENANT/FILE: letters, digits, '.', '_', '-'"
+
 // secret reads the name of a file in the node's directory of secrets. A path would let an author have any file sent to a URL
 // of his.
 func (o object) secret(key string) string {
 	name := o.string(key)
 	if name != "" && !ValidSecret(name) {
-		o.wrong(key, strconv.Quote(clip(name))+" is not the name of a file", "a file in the node's directory of secrets, or TENANT/FILE: letters, digits, '.', '_', '-'")
+		o.wrong(key, strconv.Quote(clip(name))+" is not the name of a file", secretHint)
 	}
 	return name
 }

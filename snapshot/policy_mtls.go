@@ -18,7 +18,17 @@ type MTLS struct {
 	CA string `json:"ca"`
 	// Names are those that a certificate may come to, sorted.
 	Names []CertificateName `json:"names"`
+	// CRLFiles name files of revocation lists in the node's directory of secrets, sorted; none = nobody asks whether one is revoked.
+	CRLFiles []string `json:"crl_files,omitempty"`
+	// AcceptWithoutCRL lets in certificates whose issuer has no list that is in force; otherwise they are refused.
+	AcceptWithoutCRL bool `json:"accept_without_crl,omitempty"`
 }
+
+// MaxCRLFiles bounds MTLS.CRLFiles.
+const MaxCRLFiles = 8
+
+// sinceCRL is the least form of reader that asks whether a certificate is revoked: an older one would let it in.
+const sinceCRL = 13
 
 // CertificateName is one name in certificates and whose it is. Exactly one of SPIFFE, DNS and CommonName is set.
 type CertificateName struct {
@@ -70,7 +80,7 @@ func SPIFFEID(id string) bool {
 }
 
 func decodeMTLS(d *decoder, n *yaml.Node, p *at, into *Policy) {
-	o, ok := d.object(n, p, []string{"ca", "names"})
+	o, ok := d.object(n, p, []string{"ca", "names", "crl_files", "on_crl_loss"})
 	if !ok {
 		return
 	}
@@ -100,7 +110,25 @@ func decodeMTLS(d *decoder, n *yaml.Node, p *at, into *Policy) {
 	slices.SortFunc(m.Names, func(a, b CertificateName) int {
 		return cmp.Or(cmp.Compare(a.SPIFFE, b.SPIFFE), cmp.Compare(a.DNS, b.DNS), cmp.Compare(a.CommonName, b.CommonName))
 	})
+	o.crls(m)
 	into.MTLS = m
+}
+
+func (o object) crls(m *MTLS) {
+	m.CRLFiles = o.strings("crl_files", MaxCRLFiles)
+	for _, name := range m.CRLFiles {
+		if !ValidSecret(name) {
+			o.wrong("crl_files", strconv.Quote(clip(name))+" is not the name of a file", secretHint)
+		}
+	}
+	slices.Sort(m.CRLFiles)
+	m.AcceptWithoutCRL = o.oneOf("on_crl_loss", "", "refuse", "accept") == "accept"
+	switch {
+	case o.get("crl_files") != nil && len(m.CRLFiles) == 0:
+		o.wrong("crl_files", "names none", "leave it out if nobody revokes certificates by lists")
+	case o.get("crl_files") == nil && o.get("on_crl_loss") != nil:
+		o.wrong("on_crl_loss", "has no lists to apply to", "write crl_files beside it")
+	}
 }
 
 func (o object) authorities(text string) {
@@ -136,8 +164,10 @@ func (o object) certificateName() CertificateName {
 }
 
 type docMTLS struct {
-	CA    string               `yaml:"ca"`
-	Names []docCertificateName `yaml:"names"`
+	CA        string               `yaml:"ca"`
+	Names     []docCertificateName `yaml:"names"`
+	CRLFiles  []string             `yaml:"crl_files,omitempty,flow"`
+	OnCRLLoss string               `yaml:"on_crl_loss,omitempty"`
 }
 
 type docCertificateName struct {
@@ -148,7 +178,10 @@ type docCertificateName struct {
 }
 
 func formatMTLS(p *Policy, into *docPolicy) {
-	into.MTLS = &docMTLS{CA: p.MTLS.CA}
+	into.MTLS = &docMTLS{CA: p.MTLS.CA, CRLFiles: p.MTLS.CRLFiles}
+	if p.MTLS.AcceptWithoutCRL {
+		into.MTLS.OnCRLLoss = "accept"
+	}
 	for _, n := range p.MTLS.Names {
 		into.MTLS.Names = append(into.MTLS.Names, docCertificateName(n))
 	}

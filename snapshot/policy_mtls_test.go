@@ -23,9 +23,19 @@ func TestEveryRuleOfCertificatesNamesItsFault(t *testing.T) {
 		return good[:end] + "      names: [" + list + "]\nconsumers: [{id: b}]\n"
 	}
 	leaf := strings.Replace(pem, "      ca: |\n", "", 1)
+	lists := func(keys string) string { return good[:end] + "      " + keys + "\n" + good[end:] }
+	if _, problems := decodeText(lists("crl_files: [b.crl, a.crl]\n      on_crl_loss: refuse")); len(problems) > 0 {
+		t.Error(problems)
+	}
 	for text, want := range map[string]string{
-		swap(pem, ""):              "policies[0].mtls.ca: is missing",
-		swap(pem, "      ca: x\n"): "policies[0].mtls.ca: holds 0 certificates in PEM",
+		lists("crl_files: []"):                                               "policies[0].mtls.crl_files: names none",
+		lists("crl_files: ['../a']"):                                         `policies[0].mtls.crl_files: "../a" is not the name of a file`,
+		lists("crl_files: [a, b, c, d, e, f, g, h, i]"):                      "policies[0].mtls.crl_files",
+		lists("crl_files: [other/a]"):                                        `policy "partners" names the secret "other/a"`,
+		lists("on_crl_loss: accept"):                                         "policies[0].mtls.on_crl_loss: has no lists to apply to",
+		lists("crl_files: [a]\n      on_crl_loss: ignore"):                   "policies[0].mtls.on_crl_loss",
+		swap(pem, ""):                                                        "policies[0].mtls.ca: is missing",
+		swap(pem, "      ca: x\n"):                                           "policies[0].mtls.ca: holds 0 certificates in PEM",
 		swap(pem, "      ca: |\n"+strings.Repeat(leaf, 33)):                  "policies[0].mtls.ca: holds 33 certificates in PEM",
 		swap("CERTIFICATE-----\n        MI", "CERTIFICATE-----\n        MA"): "policies[0].mtls.ca: holds a certificate that can't be read",
 		strings.ReplaceAll(good, "CERTIFICATE-----", "PRIVATE KEY-----"):     "policies[0].mtls.ca: holds something else than certificates",

@@ -23,27 +23,31 @@ func SecretFor(tenant, name string) bool {
 	return !own || of == tenant
 }
 
-// Secret is the file that the policy names; empty = none.
-func (p *Policy) Secret() string {
+// Secrets are the files that the policy names.
+func (p *Policy) Secrets() []string {
 	switch {
 	case p.Introspection != nil:
-		return p.Introspection.ClientSecretFile
+		return []string{p.Introspection.ClientSecretFile}
 	case p.Session != nil:
-		return p.Session.KeysFile
-	case p.Decision != nil:
-		return p.Decision.SecretFile
+		return []string{p.Session.KeysFile}
+	case p.Decision != nil && p.Decision.SecretFile != "":
+		return []string{p.Decision.SecretFile}
+	case p.MTLS != nil:
+		return p.MTLS.CRLFiles
 	}
-	return ""
+	return nil
 }
 
 // secretsOf checks that the route's policies name no secret of another tenant than the route's.
-func (d *decoder) secretsOf(i int, secrets map[string]string) {
+func (d *decoder) secretsOf(i int, secrets map[string][]string) {
 	r, s := &d.cfg.Routes[i], d.routes[i]
 	check := func(key, id string) {
-		if name := secrets[id]; name != "" && !SecretFor(d.tenantOf(r.Match.Host), name) {
-			d.add(problem.Problem{File: s.file, Line: s.line, Path: s.path() + "." + key,
-				Message: fmt.Sprintf("policy %q names the secret %s, and the route is of tenant %q", id, strconv.Quote(name), d.tenantOf(r.Match.Host)),
-				Hint:    "TENANT/FILE is for that tenant's hosts alone; a file without a tenant is for everybody"})
+		for _, name := range secrets[id] {
+			if !SecretFor(d.tenantOf(r.Match.Host), name) {
+				d.add(problem.Problem{File: s.file, Line: s.line, Path: s.path() + "." + key,
+					Message: fmt.Sprintf("policy %q names the secret %s, and the route is of tenant %q", id, strconv.Quote(name), d.tenantOf(r.Match.Host)),
+					Hint:    "TENANT/FILE is for that tenant's hosts alone; a file without a tenant is for everybody"})
+			}
 		}
 	}
 	check("auth", r.Auth)

@@ -52,7 +52,7 @@ func (a *Authority) Under(t testing.TB, name string) *Authority {
 
 func authority(name string) *x509.Certificate {
 	return &x509.Certificate{Subject: pkix.Name{CommonName: name}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign}
 }
 
 func (a *Authority) sign(t testing.TB, template *x509.Certificate, by *Authority) {
@@ -104,6 +104,23 @@ func (a *Authority) Issue(t testing.TB, l Leaf) *tls.Certificate {
 	}
 	leaf, _ := x509.ParseCertificate(der)
 	return &tls.Certificate{Certificate: append([][]byte{der}, a.up...), PrivateKey: k, Leaf: leaf}
+}
+
+// Revoke makes a list of revoked certificates that is in force until then, as PEM. What is in change is done to it first.
+func (a *Authority) Revoke(t testing.TB, until time.Time, change func(*x509.RevocationList), revoked ...*tls.Certificate) string {
+	t.Helper()
+	l := &x509.RevocationList{Number: serial(t), ThisUpdate: until.Add(-48 * time.Hour), NextUpdate: until}
+	for _, c := range revoked {
+		l.RevokedCertificateEntries = append(l.RevokedCertificateEntries, x509.RevocationListEntry{SerialNumber: c.Leaf.SerialNumber, RevocationTime: l.ThisUpdate})
+	}
+	if change != nil {
+		change(l)
+	}
+	der, err := x509.CreateRevocationList(rand.Reader, l, a.Cert, a.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(pem.EncodeToMemory(&pem.Block{Type: "X509 CRL", Bytes: der}))
 }
 
 // Pool has this authority alone.

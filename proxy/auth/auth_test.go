@@ -150,6 +150,8 @@ func TestClaimsAreJudgedWithSkew(t *testing.T) {
 		{"no scope", claimsWith("scope", nil), nil, reason.ScopeMissing},
 		{"longer scope", claimsWith("scope", "orders2 xorders"), nil, reason.ScopeMissing},
 		{"scope as number", claimsWith("scope", 1), nil, reason.TokenInvalid},
+		{"for good", claimsWith("exp", int64(253402300799)), nil, reason.None},
+		{"beyond all time", claimsWith("exp", int64(253402300800)), nil, reason.TokenInvalid},
 		{"too long a life", good(), func(p *snapshot.JWT) { p.MaxTokenLifetime = 609 * time.Second }, reason.TokenInvalid},
 		{"just the life", good(), func(p *snapshot.JWT) { p.MaxTokenLifetime = 610 * time.Second }, reason.None},
 		{"life unknown", claimsWith("iat", nil), func(p *snapshot.JWT) { p.MaxTokenLifetime = time.Hour }, reason.TokenInvalid},

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -37,6 +38,7 @@ type Shown struct {
 // verdict is what a policy makes of it, until a certificate begins or ends to be valid.
 type verdict struct {
 	policy string
+	lists  []*Revocations
 	result Result
 	until  time.Time // exclusive; zero = for good
 }
@@ -65,6 +67,8 @@ type Certificates struct {
 	consumer map[snapshot.CertificateName]string // by the name without its consumer
 	spiffe   bool                                // some name is an id
 	common   bool                                // some name is a subject's
+	lists    bool                                // they are held to revocation lists
+	lax      bool                                // one without a list in force is accepted
 	print    string
 }
 
@@ -75,7 +79,7 @@ func NewCertificates(p snapshot.MTLS) (*Certificates, error) {
 		return nil, fmt.Errorf("auth: %w", err)
 	}
 	sum := sha256.Sum256(content)
-	v := &Certificates{roots: x509.NewCertPool(), consumer: map[snapshot.CertificateName]string{}, print: string(sum[:])}
+	v := &Certificates{roots: x509.NewCertPool(), consumer: map[snapshot.CertificateName]string{}, lists: len(p.CRLFiles) > 0, lax: p.AcceptWithoutCRL, print: string(sum[:])}
 	if v.anchors, err = snapshot.Authorities(p.CA); err != nil {
 		return nil, fmt.Errorf("auth: ca %w", err)
 	}
@@ -91,21 +95,22 @@ func NewCertificates(p snapshot.MTLS) (*Certificates, error) {
 	return v, nil
 }
 
-// Judge says whose the connection is. Only the first time does it compute signatures; from then on it doesn't allocate, as long
-// as at most eight policies judge one connection.
-func (v *Certificates) Judge(s *Shown, now time.Time) (r Result, known bool) {
+// Judge says whose the connection is, given the files of the policy's revocation lists. Only the first time does it compute signatures,
+// and when a file has changed; from then on it doesn't allocate, as long as at most eight policies judge one connection.
+func (v *Certificates) Judge(s *Shown, lists []*Revocations, now time.Time) (r Result, known bool) {
 	if s == nil || len(s.chain) == 0 {
 		return Result{Reason: reason.CertificateMissing}, true
 	}
 	all := s.known.Load()
 	if all != nil {
 		for i := range *all {
-			if d := &(*all)[i]; d.policy == v.print && (d.until.IsZero() || now.Before(d.until)) {
+			if d := &(*all)[i]; d.policy == v.print && slices.Equal(d.lists, lists) && (d.until.IsZero() || now.Before(d.until)) {
 				return d.result, true
 			}
 		}
 	}
-	d := verdict{v.print, v.judge(s, now), v.change(s.chain, now)}
+	result, until := v.judge(s, lists, now)
+	d := verdict{v.print, slices.Clone(lists), result, until}
 	next := []verdict{d}
 	if all != nil {
 		for _, old := range (*all)[:min(len(*all), knownVerdicts-1)] {
@@ -118,10 +123,11 @@ func (v *Certificates) Judge(s *Shown, now time.Time) (r Result, known bool) {
 	return d.result, false
 }
 
-func (v *Certificates) judge(s *Shown, now time.Time) Result {
-	chain, leaf := s.chain, s.chain[0]
+// judge also says until when the verdict stands; zero = for good.
+func (v *Certificates) judge(s *Shown, lists []*Revocations, now time.Time) (r Result, until time.Time) {
+	chain, leaf, until := s.chain, s.chain[0], v.change(s.chain, now)
 	if len(chain) > maxChain || len(leaf.URIs)+len(leaf.DNSNames)+len(leaf.EmailAddresses)+len(leaf.IPAddresses) > maxAltNames {
-		return Result{Reason: reason.CertificateInvalid}
+		return Result{Reason: reason.CertificateInvalid}, until
 	}
 	between := x509.NewCertPool()
 	for _, c := range chain[1:] {
@@ -131,16 +137,40 @@ func (v *Certificates) judge(s *Shown, now time.Time) Result {
 	var invalid x509.CertificateInvalidError
 	switch {
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
-		return Result{Reason: reason.CertificateExpired}
+		return Result{Reason: reason.CertificateExpired}, until
 	case err != nil:
-		return Result{Reason: reason.CertificateInvalid}
+		return Result{Reason: reason.CertificateInvalid}, until
 	}
 	name, consumer, ok := v.whose(leaf)
 	if !ok {
-		return Result{Reason: reason.CertificateInvalid}
+		return Result{Reason: reason.CertificateInvalid}, until
 	}
 	way := ways[0]
-	return Result{Identity: &Identity{Subject: name, Consumer: consumer, Issuer: way[len(way)-1].Subject.String(), TokenID: "sha256:" + hex.EncodeToString([]byte(s.sum)), Until: leaf.NotAfter}}
+	if v.lists {
+		var why reason.Reason
+		if way, why, until = v.standing(ways, lists, until, now); way == nil {
+			return Result{Reason: why}, until
+		}
+	}
+	return Result{Identity: &Identity{Subject: name, Consumer: consumer, Issuer: way[len(way)-1].Subject.String(), TokenID: "sha256:" + hex.EncodeToString([]byte(s.sum)), Until: leaf.NotAfter}}, until
+}
+
+// standing finds a chain in which nothing is revoked, and, unless the policy is lax, all lists are in force; until may come sooner for
+// them. That nobody knows whether something is revoked is no word about the client.
+func (v *Certificates) standing(ways [][]*x509.Certificate, lists []*Revocations, until, now time.Time) ([]*x509.Certificate, reason.Reason, time.Time) {
+	why := reason.CertificateRevoked
+	for _, way := range ways {
+		s := v.hold(way, lists, now)
+		until = sooner(until, s.until, now)
+		switch {
+		case s.revoked:
+		case s.current || v.lax:
+			return way, reason.None, until
+		default:
+			why = reason.AuthUnavailable
+		}
+	}
+	return nil, why, until
 }
 
 // whose finds the name that the policy knows. A certificate whose names belong to two consumers is nobody's.

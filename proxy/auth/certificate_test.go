@@ -106,7 +106,7 @@ func TestCertificatesComeToAnIdentityOrAReason(t *testing.T) {
 	} {
 		s := shows(t, c.by.Issue(t, c.leaf))
 		for range 2 { // also when it is known
-			r, _ := v.Judge(s, now)
+			r, _ := v.Judge(s, nil, now)
 			if r.Reason != c.want || (r.Identity == nil) != (c.name == "") {
 				t.Errorf("%s: %v %+v", what, r.Reason, r.Identity)
 			} else if id := r.Identity; id != nil && (id.Subject != c.name || id.Consumer != c.of || id.Issuer != "CN=Partners" || len(id.TokenID) != 71) {
@@ -115,7 +115,7 @@ func TestCertificatesComeToAnIdentityOrAReason(t *testing.T) {
 		}
 	}
 	for _, none := range []*Shown{nil, NewShown("", nil)} {
-		if r, _ := v.Judge(none, now); r.Reason != reason.CertificateMissing {
+		if r, _ := v.Judge(none, nil, now); r.Reason != reason.CertificateMissing {
 			t.Errorf("nothing: %v", r.Reason)
 		}
 	}
@@ -129,7 +129,7 @@ func TestACertificateIsVerifiedOnceAConnectionUntilItsTime(t *testing.T) {
 	v := certificates(t, ca.PEM, name)
 	judged := func(v *Certificates, after time.Duration, want reason.Reason, known bool) {
 		t.Helper()
-		if r, was := v.Judge(s, now.Add(after)); r.Reason != want || was != known {
+		if r, was := v.Judge(s, nil, now.Add(after)); r.Reason != want || was != known {
 			t.Errorf("after %s: %v, known %v", after, r.Reason, was)
 		}
 	}
@@ -137,7 +137,7 @@ func TestACertificateIsVerifiedOnceAConnectionUntilItsTime(t *testing.T) {
 	judged(v, 0, reason.CertificateExpired, true)
 	judged(v, 2*time.Minute, reason.None, false)
 	judged(certificates(t, ca.PEM, name), 3*time.Minute, reason.None, true) // the same policy of another program
-	if n := testing.AllocsPerRun(100, func() { v.Judge(s, now.Add(5*time.Minute)) }); n != 0 {
+	if n := testing.AllocsPerRun(100, func() { v.Judge(s, nil, now.Add(5*time.Minute)) }); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
 	next := certificates(t, testpki.New(t, "Others").PEM, name)
@@ -146,7 +146,7 @@ func TestACertificateIsVerifiedOnceAConnectionUntilItsTime(t *testing.T) {
 	judged(v, 4*time.Minute, reason.None, true)
 	judged(v, 2*time.Hour, reason.CertificateExpired, false)
 	for i := range 50 {
-		certificates(t, ca.PEM, snapshot.CertificateName{DNS: fmt.Sprintf("n%d.example", i)}).Judge(s, now)
+		certificates(t, ca.PEM, snapshot.CertificateName{DNS: fmt.Sprintf("n%d.example", i)}).Judge(s, nil, now)
 	}
 	if n := len(*s.known.Load()); n > knownVerdicts {
 		t.Errorf("%d verdicts are kept", n)

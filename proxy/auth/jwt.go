@@ -179,7 +179,11 @@ func times(m map[string]any, id *Identity, most time.Duration, now time.Time) re
 	return reason.None
 }
 
-// date reads a NumericDate (RFC 7519 section 2) between the years 0 and 9999.
+// forGood is the latest time that is told apart, in 2255: nanoseconds since 1970 end soon after it, and what providers call "never" lies
+// beyond.
+const forGood = 9e9
+
+// date reads a NumericDate (RFC 7519 section 2) between the years 0 and 9999. One later than forGood is forGood.
 func date(m map[string]any, name string) (at time.Time, present, ok bool) {
 	v, present := m[name]
 	if !present {
@@ -190,7 +194,7 @@ func date(m map[string]any, name string) (at time.Time, present, ok bool) {
 	if !isNumber || err != nil || math.IsNaN(f) || f < -62167219200 || f > 253402300799 {
 		return time.Time{}, true, false
 	}
-	whole, part := math.Modf(f)
+	whole, part := math.Modf(min(f, forGood))
 	return time.Unix(int64(whole), int64(part*1e9)), true, true
 }
 

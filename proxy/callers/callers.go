@@ -33,15 +33,16 @@ const (
 
 // Authenticator judges credentials under the policies of the program that routed the request.
 type Authenticator struct {
-	keys   KeySets
-	cache  *auth.Cache
-	forged *limit.Table // bad signatures by source
-	budget limit.Limit
-	start  time.Time
-	denied atomic.Pointer[denylist.Set]
-	tokens opaqueTokens
-	opened *memo.Table[auth.Result] // cookies of sessions
-	issued issuedKeys
+	keys    KeySets
+	secrets *secrets.Store // nil = none
+	cache   *auth.Cache
+	forged  *limit.Table // bad signatures by source
+	budget  limit.Limit
+	start   time.Time
+	denied  atomic.Pointer[denylist.Set]
+	tokens  opaqueTokens
+	opened  *memo.Table[auth.Result] // cookies of sessions
+	issued  issuedKeys
 }
 
 var _ proxy.Authenticator = (*Authenticator)(nil)
@@ -56,7 +57,7 @@ type Sources struct {
 // NewAuthenticator takes what is asked. A source may send 20 bad signatures a second, 100 at once, before the
 // tokens of it that are not known yet are refused without computing a signature; loopback is exempt.
 func NewAuthenticator(from Sources, start time.Time) *Authenticator {
-	return &Authenticator{keys: from.Keys, tokens: newOpaqueTokens(from.Services, from.Secrets), issued: newIssuedKeys(from.Services), opened: newSessions(), cache: auth.NewCache(tokens), forged: limit.New(sources), budget: limit.PerSecond(20, 100), start: start}
+	return &Authenticator{keys: from.Keys, secrets: from.Secrets, tokens: newOpaqueTokens(from.Services, from.Secrets), issued: newIssuedKeys(from.Services), opened: newSessions(), cache: auth.NewCache(tokens), forged: limit.New(sources), budget: limit.PerSecond(20, 100), start: start}
 }
 
 // Authenticate implements proxy.Authenticator.

@@ -115,6 +115,13 @@ func TestNothingHoldsBeyondTheTokensEnd(t *testing.T) {
 	w.holds("ended, and the provider is gone", "a", down, reason.AuthUnavailable, 1)
 }
 
+// Providers say "never" in years that nanoseconds don't reach; such a token is known for as long as others are.
+func TestATokenThatNeverEndsIsKnown(t *testing.T) {
+	w := newOpaqueWorld(t, snapshot.Introspection{})
+	w.holds("unknown", "a", `{"active":true,"sub":"alice","exp":253402300799}`, reason.None, 1)
+	w.holds("known", "a", inactive, reason.None, 0)
+}
+
 func TestAProviderThatIsGoneLetsNobodyInWhoIsNotKnown(t *testing.T) {
 	w := newOpaqueWorld(t, snapshot.Introspection{})
 	w.holds("unknown", "a", down, reason.AuthUnavailable, 1)

@@ -19,6 +19,13 @@ func Needs(policies []snapshot.Policy, keys ...snapshot.IdentityKey) (all []secr
 		}
 	}
 	for _, p := range policies {
+		if p.MTLS != nil {
+			for _, name := range p.MTLS.CRLFiles {
+				all = append(all, revocations(name))
+			}
+		}
+	}
+	for _, p := range policies {
 		if p.Decision != nil && p.Decision.SecretFile != "" {
 			all = append(all, secrets.Text(p.Decision.SecretFile))
 		}

@@ -74,7 +74,7 @@ func explainers() map[string]explainer {
 		"api_key":       {judgeAPIKey, failAPIKey},
 		"introspection": {judgeIntrospection, failIntrospection},
 		"session":       {judgeSession, failSession},
-		"mtls":          {judgeMTLS, failLocal},
+		"mtls":          {judgeMTLS, failMTLS},
 		"authz":         {judgeAuthz, failLocal},
 		"cors":          {judgeCORS, failLocal},
 		"decision":      {judgeDecision, failDecision},
@@ -262,6 +262,17 @@ func judgeMTLS(q *inquiry, p *snapshot.Policy) Verdict {
 	}
 	q.known = true
 	return depends("a node judges the certificate that the client shows in TLS; it is taken to be one of consumer %q", q.consumer)
+}
+
+func failMTLS(p *snapshot.Policy) (string, string) {
+	switch m := p.MTLS; {
+	case len(m.CRLFiles) == 0:
+		return failLocal(p)
+	case m.AcceptWithoutCRL:
+		return Open, "if a certificate's issuer has no revocation list in force: lets it in (on_crl_loss: accept); what a list has revoked stays refused"
+	default:
+		return Closed, "if a certificate's issuer has no revocation list in force: refuses with 503 auth_unavailable"
+	}
 }
 
 func failLocal(*snapshot.Policy) (string, string) {

@@ -11,6 +11,7 @@ package secrets
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -27,7 +28,7 @@ import (
 	"github.com/cellgate/cellgate/snapshot"
 )
 
-// MaxFile bounds a file in bytes.
+// MaxFile bounds a file in bytes whose Need says nothing else.
 const MaxFile = 64 << 10
 
 // every is how often the files are looked at.
@@ -37,6 +38,7 @@ const every = 5 * time.Second
 type Need struct {
 	Name string
 	Kind string // of what Read gives; one file is of one kind
+	Most int64  // bytes that it may have; 0 = MaxFile
 	Read func([]byte) (any, error)
 }
 
@@ -79,7 +81,7 @@ func (s *Store) Get(tenant, name string) *Secret {
 func (s *Store) Check(needs []Need) error {
 	var errs []error
 	for _, n := range needs {
-		if _, err := s.read(n); err != nil {
+		if _, err := s.read(n, nil); err != nil {
 			errs = append(errs, err)
 		}
 	}
@@ -110,7 +112,7 @@ func (s *Store) Want(needs []Need) error {
 			next[n.Name] = have
 			continue
 		}
-		one, err := s.read(n)
+		one, err := s.read(n, nil)
 		if err != nil {
 			errs = append(errs, err)
 			continue
@@ -145,7 +147,7 @@ func (s *Store) Reload() {
 	next := map[string]*Secret{}
 	for name, have := range *s.current.Load() {
 		next[name] = have
-		one, err := s.read(have.need)
+		one, err := s.read(have.need, have)
 		switch {
 		case err != nil && s.said[name] != err.Error():
 			s.log.Error("a file with a secret is refused, what was read stays in use", "error", err)
@@ -155,13 +157,30 @@ func (s *Store) Reload() {
 				next[name] = one
 				s.log.Info("a secret was renewed", "file", name)
 			}
+			s.over(name, one, time.Now())
 		}
 	}
 	s.current.Store(&next)
 }
 
-// read takes a regular file of the directory, without following the name out of it.
-func (s *Store) read(n Need) (*Secret, error) {
+// mortal is what is of no use any more after some time.
+type mortal interface{ Ends() time.Time }
+
+// over gives the alarm, once, for what has come to its end.
+func (s *Store) over(name string, one *Secret, now time.Time) {
+	m, ok := one.Value.(mortal)
+	if !ok || !now.After(m.Ends()) {
+		return
+	}
+	key, end := name+" ends", m.Ends().Format(time.RFC3339)
+	if s.said[key] != end {
+		s.said[key] = end
+		s.log.Error("ALARM: a file is out of date and nobody has renewed it", "file", name, "kind", one.need.Kind, "ended", end)
+	}
+}
+
+// read takes a regular file of the directory, without following the name out of it. What is the same as before it gives back.
+func (s *Store) read(n Need, before *Secret) (*Secret, error) {
 	if s.dir == "" {
 		return nil, fmt.Errorf("secrets: %s: this node has no directory of secrets", n.Name)
 	}
@@ -176,24 +195,28 @@ func (s *Store) read(n Need) (*Secret, error) {
 	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("secrets: %s is not a file", n.Name)
 	}
-	raw, err := io.ReadAll(io.LimitReader(f, MaxFile+1))
+	most := cmp.Or(n.Most, MaxFile)
+	raw, err := io.ReadAll(io.LimitReader(f, most+1))
+	sum := sha256.Sum256(raw)
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("secrets: %w", err)
-	case len(raw) > MaxFile:
-		return nil, fmt.Errorf("secrets: %s is larger than %d bytes", n.Name, MaxFile)
+	case int64(len(raw)) > most:
+		return nil, fmt.Errorf("secrets: %s is larger than %d bytes", n.Name, most)
+	case before != nil && before.Digest == sum:
+		return before, nil
 	}
 	v, err := n.Read(raw)
 	if err != nil {
 		return nil, fmt.Errorf("secrets: %s: %w", n.Name, err)
 	}
-	return &Secret{Value: v, Digest: sha256.Sum256(raw), need: n}, nil
+	return &Secret{Value: v, Digest: sum, need: n}, nil
 }
 
 var errText = errors.New("it does not hold one line of printable characters")
 
 // Text needs a file of one line, whose end is not part of it. Its value is a string.
-func Text(name string) Need { return Need{name, "a text", text} }
+func Text(name string) Need { return Need{Name: name, Kind: "a text", Read: text} }
 
 func text(raw []byte) (any, error) {
 	line := bytes.TrimRight(raw, "\r\n")

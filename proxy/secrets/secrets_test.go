@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 )
@@ -54,6 +55,36 @@ func TestSecretsAreReadRenewedAndForgotten(t *testing.T) {
 	}
 	if err := s.Want(nil); err != nil || s.Get("t", "a") != nil {
 		t.Error("not forgotten")
+	}
+}
+
+// until is a value that ends.
+type until time.Time
+
+func (u until) Ends() time.Time { return time.Time(u) }
+
+func TestWhatIsOutOfDateIsSaidOnceAndReadOnceUntilItChanges(t *testing.T) {
+	dir := t.TempDir()
+	var said bytes.Buffer
+	s, times, ends := New(dir, slog.New(slog.NewTextHandler(&said, nil))), 0, time.Now().Add(-time.Minute)
+	need := Need{Name: "a", Kind: "a list", Most: 100_000, Read: func([]byte) (any, error) { times++; return until(ends), nil }}
+	put(t, dir, "a", strings.Repeat("x", MaxFile+1))
+	if err := s.Want([]Need{need}); err != nil {
+		t.Fatal(err)
+	}
+	s.Reload()
+	s.Reload()
+	if n := strings.Count(said.String(), "out of date"); n != 1 || times != 1 {
+		t.Errorf("said %d times, read %d times", n, times)
+	}
+	ends = time.Now().Add(time.Hour)
+	put(t, dir, "a", "y")
+	if s.Reload(); times != 2 || strings.Count(said.String(), "out of date") != 1 {
+		t.Errorf("read %d times: %s", times, said.String())
+	}
+	put(t, dir, "a", strings.Repeat("x", 100_001))
+	if s.Reload(); !strings.Contains(said.String(), "larger than 100000") {
+		t.Error(said.String())
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -27,6 +28,51 @@ policies:
   - {id: only-acme, authz: {consumers: [acme]}}
 consumers: [{id: acme}, {id: other}]
 `, backend, ca.PEM)
+}
+
+// A certificate that its authority's list names is refused, from the node's next look at the file on and on connections that stay.
+func TestProxyRefusesRevokedCertificates(t *testing.T) {
+	addr := harness.FreeAddr(t)
+	cert, key := edgeFiles(t)
+	ca, soon := testpki.New(t, "Partners"), time.Now().Add(time.Hour)
+	pair := ca.Issue(t, testpki.Leaf{URIs: []string{"spiffe://partner.example/orders"}})
+	text := strings.Replace(mtlsDocument(backend(t), ca), "mtls: {", "mtls: {crl_files: [partners.crl], ", 1)
+	doc, dir := harness.WriteFile(t, "doc.yaml", text), secretsDir(t, map[string]string{"partners.crl": ca.Revoke(t, soon, nil)})
+	bad := run(t, "proxy", "serve", "--document", doc, "--https", addr, "--cert", cert, "--key", key, "--secrets", secretsDir(t, map[string]string{"partners.crl": ca.PEM}))
+	if bad.Code != 1 || !strings.Contains(bad.Stderr, "partners.crl: not certificate revocation lists") {
+		t.Errorf("exit %d, %s", bad.Code, bad.Stderr)
+	}
+	d := harness.Start(t, "proxy", "serve", "--document", doc, "--https", addr, "--cert", cert, "--key", key, "--secrets", dir)
+	d.WaitHTTP("https://"+addr+"/.well-known/cellgate/ready", 200)
+	cfg := &tls.Config{InsecureSkipVerify: true, ServerName: "edge.example", Certificates: []tls.Certificate{*pair}}
+	tr := &http.Transport{DialTLS: func(network, _ string) (net.Conn, error) { return tls.Dial(network, addr, cfg) }}
+	t.Cleanup(tr.CloseIdleConnections)
+	says := func() string {
+		res, err := (&http.Client{Transport: tr, Timeout: 10 * time.Second}).Get("https://edge.example/v1/orders")
+		if err != nil {
+			t.Fatal(err)
+		}
+		res.Body.Close()
+		return fmt.Sprint(res.StatusCode, " ", res.Header.Get("X-Cellgate-Reason"))
+	}
+	if got := says(); got != "200 " {
+		t.Fatal(got)
+	}
+	for _, step := range []struct{ list, want string }{
+		{ca.Revoke(t, soon, nil, pair), "401 certificate_revoked"}, {ca.Revoke(t, soon, nil), "200 "}, {ca.Revoke(t, time.Now().Add(-time.Hour), nil), "503 auth_unavailable"},
+	} {
+		if err := os.WriteFile(filepath.Join(dir, "partners.crl"), []byte(step.list), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		harness.Eventually(t, 15*time.Second, step.want, func() bool { return says() == step.want })
+	}
+	out := run(t, "regionctl", "config", "explain", "GET", "https://edge.example/v1/orders", "--document", doc, "--allow-upstreams", "127.0.0.0/8")
+	if out.Code != 0 || !strings.Contains(out.Stdout, "no revocation list in force: refuses with 503 auth_unavailable") {
+		t.Errorf("%d %s %s", out.Code, out.Stdout, out.Stderr)
+	}
+	if r := d.Stop(15 * time.Second); !strings.Contains(r.Stderr, "out of date") {
+		t.Errorf("the log doesn't say that a list is out of date: %s", r.Stderr)
+	}
 }
 
 // A partner's certificate lets him in over TLS, where the route asks for one and nowhere else; another document trusts another
