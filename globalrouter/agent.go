@@ -84,7 +84,7 @@ func (a *Agent) Load() error {
 // loadFile verifies the envelope as of when it could be verified: the signer's certificate may have run out since, while
 // no controller could be reached, and what the file system says of times is no evidence.
 func (a *Agent) loadFile(file string) error {
-	envelope, err := os.ReadFile(file)
+	envelope, err := durable.Read(file)
 	if err != nil {
 		return fmt.Errorf("plans: %w", err)
 	}

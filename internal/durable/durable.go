@@ -3,10 +3,12 @@ package durable
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 )
 
 // Write puts data under the path, readable by its owner only. When it returns nil the content has reached the disk under
@@ -18,6 +20,27 @@ func Write(path string, data []byte) error {
 		return err
 	}
 	return Sync(filepath.Dir(path))
+}
+
+// most bounds what Read reads, in bytes.
+const most = 512 << 20
+
+// Read gives what Write has written under the path. What stands there in a file's place is an error, since a pipe would hold the
+// reader up and a device has no end; so is more than most.
+func Read(path string) ([]byte, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() || info.Size() > most {
+		return nil, fmt.Errorf("durable: %s is no file of at most %d MiB", path, most>>20)
+	}
+	return io.ReadAll(io.LimitReader(f, most))
 }
 
 // underway marks files that are not whole yet; see Clear.

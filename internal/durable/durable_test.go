@@ -1,9 +1,12 @@
 package durable
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 )
 
@@ -32,6 +35,34 @@ func TestAFailedWriteLeavesTheFormerContentAndNothingElse(t *testing.T) {
 	entries, _ := os.ReadDir(dir)
 	if len(entries) != 2 {
 		t.Errorf("left behind: %v", entries)
+	}
+}
+
+func TestWhatStandsInAFilesPlaceIsAnErrorAtOnce(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "state")
+	for name, put := range map[string]func() error{
+		"a directory":    func() error { return os.Mkdir(path, 0o700) },
+		"a pipe":         func() error { return syscall.Mkfifo(path, 0o600) },
+		"an endless one": func() error { return os.Symlink("/dev/zero", path) },
+		"a huge one":     func() error { return errors.Join(Write(path, nil), os.Truncate(path, most+1)) },
+	} {
+		if err := put(); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := Read(path); err == nil || errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: %d bytes, %v", name, len(got), err)
+		}
+		os.Remove(path)
+	}
+	if _, err := Read(path); !os.IsNotExist(err) {
+		t.Errorf("nothing: %v", err)
+	}
+	if err := Write(path, []byte("one")); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := Read(path); err != nil || string(got) != "one" {
+		t.Errorf("%q, %v", got, err)
 	}
 }
 

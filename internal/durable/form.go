@@ -20,7 +20,7 @@ func WriteForm(path string, v any) error {
 // ReadForm reads into v what WriteForm has written; found is false when there is nothing. A damaged file, and one of another
 // form than 1 to newest, is an error.
 func ReadForm(path string, newest int, v any) (found bool, err error) {
-	raw, err := os.ReadFile(path)
+	raw, err := Read(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}

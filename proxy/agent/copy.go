@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"time"
 
@@ -121,7 +120,7 @@ func (a *Agent) keepTarget(envelope []byte) {
 
 // storedTarget is the target that keepTarget has stored.
 func (a *Agent) storedTarget() (t rollout.Target, envelope []byte, ok bool) {
-	envelope, err := os.ReadFile(a.shelf.path("target"))
+	envelope, err := durable.Read(a.shelf.path("target"))
 	if err != nil {
 		return t, nil, false
 	}

@@ -139,7 +139,7 @@ func (s *shelf) blob(room string, digest snapshot.Digest) (data []byte, err erro
 	if !digestForm.MatchString(string(digest)) {
 		return nil, fmt.Errorf("agent: %.80q is not a digest", digest)
 	}
-	data, err = os.ReadFile(s.path(room, string(digest)))
+	data, err = durable.Read(s.path(room, string(digest)))
 	if err != nil {
 		return nil, fmt.Errorf("agent: %w", err)
 	}

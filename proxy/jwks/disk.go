@@ -53,7 +53,7 @@ func (p *Pool) load(url string) *auth.Keys {
 	if p.opt.Dir == "" {
 		return nil
 	}
-	raw, err := os.ReadFile(p.file(url))
+	raw, err := durable.Read(p.file(url))
 	if os.IsNotExist(err) {
 		return nil
 	}

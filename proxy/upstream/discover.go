@@ -177,7 +177,7 @@ func (r *Registry) remember() {
 	if r.opts.EndpointsFile == "" {
 		return
 	}
-	raw, err := os.ReadFile(r.opts.EndpointsFile)
+	raw, err := durable.Read(r.opts.EndpointsFile)
 	if os.IsNotExist(err) {
 		return
 	}

@@ -179,7 +179,7 @@ func (n *names) load() {
 	if n.file == "" {
 		return
 	}
-	raw, err := os.ReadFile(n.file)
+	raw, err := durable.Read(n.file)
 	if os.IsNotExist(err) {
 		return
 	}

@@ -27,8 +27,7 @@ func (w *world) handle(ctx context.Context, req request) response {
 		<-w.stopped
 	case "start", "stop", "kill", supervisor.Upgrade, "backend":
 		if res.Matched, err = match(req.Patterns, w.group.Names()); err == nil {
-			err = w.order(ctx, req, res.Matched)
-			w.rewrite() // whoever reads world.json after the command finds what it did
+			err = errors.Join(w.order(ctx, req, res.Matched), w.save()) // whoever reads world.json after the command finds what it did
 		}
 	default:
 		err = fmt.Errorf("this supervisor knows no order %q", req.Op)

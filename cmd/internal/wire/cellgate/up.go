@@ -257,7 +257,7 @@ func (w *world) start(ctx context.Context, bin string) error {
 	}
 	w.ready.Store(true)
 	if err := w.save(); err != nil {
-		return fmt.Errorf("world.json: %w", err)
+		return err
 	}
 	w.say("ready after %.1f s", time.Since(began).Seconds())
 	w.tour()
@@ -359,7 +359,7 @@ func (w *world) memory() int64 {
 // rewrite brings the pids of world.json up to date; before the world is ready, and once it ends, there is none.
 func (w *world) rewrite() {
 	if err := w.save(); err != nil {
-		w.say("world.json: %v", err)
+		w.say("%v", err)
 	}
 }
 
@@ -370,7 +370,10 @@ func (w *world) save() error {
 		return nil
 	}
 	ttl := int(w.opts.Timing.TTL / time.Second)
-	return writeJSON(w.home.worldFile(), w.worldFile(w.home, w.keys.tokens, ttl, w.group.Status()))
+	if err := writeJSON(w.home.worldFile(), w.worldFile(w.home, w.keys.tokens, ttl, w.group.Status())); err != nil {
+		return fmt.Errorf("world.json is not up to date: %w", err)
+	}
+	return nil
 }
 
 // end stops everything, at once when now is closed.
