@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -147,6 +148,9 @@ func TestWithoutQuorumReadsGoOnAndOrdersAreRefusedAtOnce(t *testing.T) {
 			}
 		}
 		return false
+	})
+	w.eventually("status names the member", 15*time.Second, func() bool {
+		return strings.Contains(strings.Join(w.status("us-east").Warnings, "\n"), "its member "+m.addrs[0]+" does not answer")
 	})
 	m.signal[0](syscall.SIGCONT)
 }

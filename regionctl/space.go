@@ -80,6 +80,7 @@ func anyFull(members []store.Usage) bool {
 // spaceWarnings says what operators should know of the sizes, and what to do.
 func (c *Controller) spaceWarnings() []string {
 	var out []string
+	lost := map[string]bool{"global": c.globalSeen.lost.Load(), "regional": c.regionalSeen.lost.Load()}
 	for _, which := range []string{"global", "regional"} {
 		name := "the global store"
 		goesOn := "nothing can be published or ordered through it; traffic, DNS and reads go on"
@@ -89,6 +90,9 @@ func (c *Controller) spaceWarnings() []string {
 		}
 		for _, u := range c.space.get(which) {
 			switch {
+			case u.Lost && !lost[which]:
+				out = append(out, fmt.Sprintf("%s: its member %s does not answer; it goes on as long as most of its members do", name, u.Member))
+			case u.Lost: // so are the others, which is told elsewhere
 			case u.Full:
 				out = append(out, fmt.Sprintf("ALARM NOSPACE: %s is full at %s (%s of %s): %s. It compacts, defragments and takes writes again by itself "+
 					"once there is room; if this stays for a minute, raise the quota of its members and restart them one after the other",

@@ -1,6 +1,7 @@
 package etcd_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -275,4 +276,45 @@ func TestMembersThatCannotServeSayWhy(t *testing.T) {
 	if err := server.Run(t.Context(), missing.config); err == nil {
 		t.Error("without a key")
 	}
+}
+
+// The disk of a member is lost: what etcd says of it helps nobody.
+func TestAMemberWhoseDirectoryIsLostOrDamagedSaysWhatToDo(t *testing.T) {
+	t.Parallel()
+	c := world(t)
+	pair, all := []*member{c.member("one", c.freePort(), nil), c.member("two", c.freePort(), nil)}, map[string]netip.AddrPort{}
+	for _, m := range pair {
+		all[m.config.Name] = m.config.Peer
+	}
+	for _, m := range pair {
+		m.config.Cluster = all
+		m.run()
+	}
+	for _, m := range pair {
+		m.wait()
+	}
+	gone := pair[1]
+	gone.end()
+	says := func(what, want string) {
+		t.Helper()
+		if err := server.Run(t.Context(), gone.config); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	aside := gone.config.Dir + ".aside"
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(os.Rename(gone.config.Dir, aside))
+	says("lost", "is empty, but the other members know this one")
+	must(os.RemoveAll(gone.config.Dir))
+	must(os.Rename(aside, gone.config.Dir))
+	wals, _ := filepath.Glob(filepath.Join(gone.config.Dir, "member", "wal", "*.wal"))
+	for _, f := range wals {
+		must(os.WriteFile(f, bytes.Repeat([]byte("x"), 4096), 0o600))
+	}
+	says("damaged", "is damaged: put a backup of all members back")
 }

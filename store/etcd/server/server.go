@@ -61,9 +61,9 @@ func Run(ctx context.Context, c Config) error {
 	if c.Keep == 0 {
 		c.Keep = defaultKeep
 	}
-	member, err := embed.StartEtcd(c.embed())
+	member, err := startEtcd(c.embed())
 	if err != nil {
-		return fmt.Errorf("etcd %s: %w", c.Name, err)
+		return fmt.Errorf("etcd %s: %w%s", c.Name, err, c.remedy(err))
 	}
 	defer member.Close()
 	keeping, kept := context.WithCancel(ctx)
@@ -89,6 +89,29 @@ func Run(ctx context.Context, c Config) error {
 			return nil
 		}
 	}
+}
+
+// startEtcd gives an error where etcd panics, as it does on files that it can't read.
+func startEtcd(c *embed.Config) (member *embed.Etcd, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("its wal or database can't be read: %v", p)
+		}
+	}()
+	return embed.StartEtcd(c)
+}
+
+// remedy says what can be done about a directory that is gone or damaged; etcd's own words don't.
+func (c Config) remedy(err error) string {
+	switch {
+	case strings.Contains(err.Error(), "has already been bootstrapped"):
+		return fmt.Sprintf(" (%s is empty, but the other members know this one: put a backup of all members back, or take it out of the cluster and add it anew)", c.Dir)
+	case !strings.Contains(err.Error(), "wal"):
+		return ""
+	case len(c.Cluster) > 1:
+		return fmt.Sprintf(" (%s is damaged: put a backup of all members back, or take this one out of the cluster and add it anew)", c.Dir)
+	}
+	return fmt.Sprintf(" (%s is damaged: move it away; the store of a region begins empty and is filled again)", c.Dir)
 }
 
 func (c Config) embed() *embed.Config {
