@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"testing"
+	"time"
 )
 
 // Who stays below the limit is admitted from the first request on, wherever the bucket is: on one machine, in one building.
@@ -71,6 +72,29 @@ func TestACallerFarBelowItsLimitNoticesNoDeath(t *testing.T) {
 			}
 			if w.refused > 0 {
 				t.Errorf("%d regions, late %v: %.0f of %.0f refused", regions, late, w.refused, w.refused+w.admitted)
+			}
+		}
+	}
+}
+
+// Of a slow limit no token is lost with leases that end unused: who asks once in a while has paid for what he asked for and no more.
+func TestALeaseThatIsNotUsedCostsNothing(t *testing.T) {
+	for _, regions := range []int{1, 2} {
+		for _, limit := range []Limit{Per(5, time.Hour), Per(10, time.Minute)} {
+			for beat := int64(0); beat < 100*ms; beat += 20 * ms { // of the node, against the requests
+				w := newWorld(1, limit, regions, 3)
+				w.now += 3600 * 1000 * ms
+				n := w.nodes[regions-1]
+				n.beat = beat
+				for range 3 {
+					w.request(n)
+					for range 1500 * ms / step {
+						w.tick()
+					}
+				}
+				if spent := limit.Burst - w.home.tokens; w.admitted != 3 || spent > 3 {
+					t.Errorf("%d regions, %g/s, beat %d ms: %.1f tokens are gone for %.0f requests", regions, limit.Rate, beat/ms, spent, w.admitted)
+				}
 			}
 		}
 	}

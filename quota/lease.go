@@ -191,6 +191,9 @@ func (l *Lease) Forgettable(now int64) bool { return l.Quiet(now) && now >= l.kn
 // RetryAfter is how long it is until a token may be there, in ns.
 func (l *Lease) RetryAfter(now int64) int64 { return max(l.pause-now, l.Terms.Interval) }
 
+// Over says whether a daily quota is spent, as far as the holder has heard.
+func (l *Lease) Over() bool { return l.Limit.Day > 0 && l.known > 0 && !l.calm && l.left == 0 }
+
 // Spare is what could be admitted at once.
 func (l *Lease) Spare(now int64) int64 {
 	n := int64(0)
@@ -212,14 +215,19 @@ func (l *Lease) Due(now int64) (a Ask, due bool) {
 	if len(l.asked) >= l.Terms.Asks || past < l.Terms.Interval/2 && !l.Urgent(now) {
 		return Ask{}, false
 	}
-	low := l.balance <= l.target/2 || now+l.Terms.Interval >= l.expires || l.Limit.Day > 0 // whose stock must not hide its demand
-	if !(l.parked > 0 || l.tries > 0 && low || past >= 2*l.Terms.Interval && !l.told(now)) {
+	ending := now+l.Terms.Interval >= l.expires
+	low := l.balance <= l.target/2 || ending || l.Limit.Day > 0 // whose stock must not hide its demand
+	idle := ending && l.tries == 0 && l.balance > 0             // a slow bucket would miss what is burnt
+	if !(l.parked > 0 || l.tries > 0 && low || idle || past >= 2*l.Terms.Interval && !l.told(now)) {
 		return Ask{}, false
 	}
 	if l.tries > 0 { // silence before it doesn't thin a burst
 		past = min(past, now-l.first+l.Terms.Interval)
 	}
 	l.estimate(past)
+	if idle {
+		l.demand, l.target = 0, 0
+	}
 	if now >= l.expires {
 		l.balance = 0
 	}

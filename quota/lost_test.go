@@ -3,6 +3,7 @@ package quota
 import (
 	"math/rand/v2"
 	"testing"
+	"time"
 )
 
 // H4: whoever can't reach the service goes on with a local share, together at most 1.5 times the limit; strict limits deny.
@@ -129,6 +130,14 @@ func TestWhatAnotherProcessSaysIsBounded(t *testing.T) {
 	}
 	if !(Limit{Rate: 1, Burst: 1}).Valid() || !(Ask{Want: 5}).Valid() || !(Grant{Tokens: 5, Share: 1}).Valid() || !PerDay(1).Valid() {
 		t.Error("what can be is refused")
+	}
+}
+
+func TestADayIsNotCountedTwice(t *testing.T) {
+	for _, c := range []struct{ today, last, want int64 }{{100, 0, 100}, {100, 99, 100}, {100, 100, 100}, {100, 101, 101}, {100, 102, 100}} {
+		if got := Day(time.Unix(c.today*86400+5, 0), c.last); got != c.want {
+			t.Errorf("on day %d after %d: %d", c.today, c.last, got)
+		}
 	}
 }
 

@@ -71,6 +71,15 @@ func PerDay(requests uint64) Limit {
 	return Limit{Rate: n / (24 * 60 * 60), Burst: math.Floor(max(min(8, n), min(n/64, 64))), Day: requests}
 }
 
+// Day is the date of an instant, in days since 1970, UTC. Last is the date that was counted on before: a clock that is set back over
+// midnight goes on with it, or a quota would be given out twice. A clock that has been days ahead is followed back.
+func Day(now time.Time, last int64) int64 {
+	if day := now.Unix() / (24 * 60 * 60); day != last-1 {
+		return day
+	}
+	return last
+}
+
 // Bounds of what comes from outside.
 const (
 	maxTokens = 1 << 53

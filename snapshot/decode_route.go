@@ -393,6 +393,14 @@ func (d *decoder) limits(o object, l *Limits) {
 	l.User = in.rate("user")
 	some := in.get("tenant") != nil || in.get("user") != nil
 	l.Scope, l.OnStoreLoss, l.Mode = in.shared(some, some, "write tenant or user beside it")
+	in.notEmpty(n, "write tenant or user into it, or leave it out")
+}
+
+// notEmpty refuses limits that say nothing.
+func (o object) notEmpty(n *yaml.Node, hint string) {
+	if len(n.Content) == 0 {
+		o.d.wrong(n.Line, o.at, "limit nothing", hint)
+	}
 }
 
 // shared reads how a limit is kept together, and whether it is enforced. Rate and any say whether there is a rate, and anything,

@@ -326,6 +326,7 @@ func (d *decoder) tenant(n *yaml.Node, s spot, p *at) {
 			t.Limits.Rate = in.rate("rate")
 			some := in.get("rate") != nil
 			t.Limits.Scope, t.Limits.OnStoreLoss, t.Limits.Mode = in.shared(some, some, "write rate beside it")
+			in.notEmpty(n, "write a rate into it, or leave it out")
 		}
 	}
 	if id == Platform {

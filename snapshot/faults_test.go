@@ -129,6 +129,8 @@ func TestEveryRuleNamesItsFault(t *testing.T) {
 		section("plans: [{id: a, rate_per_sec: 5, mode: dark}]"):                                                 `plans[0].mode: "dark" is not known`,
 		section("tenants: [{id: a, limits: {mode: shadow}}]"):                                                    "tenants[0].limits.mode: has no limit to apply to (write rate beside it)",
 		section("tenants: [{id: a, limits: {rate: 5/second, mode: [shadow]}}]"):                                  "tenants[0].limits.mode",
+		route("upstream: u, limits: {}, " + match):                                                               "routes[0].limits: limit nothing (write tenant or user into it, or leave it out)",
+		section("tenants: [{id: '*', limits: {}}]"):                                                              "tenants[0].limits: limit nothing (write a rate into it, or leave it out)",
 		section("tenants: [{id: a, limits: {scope: cell}}]"):                                                     "tenants[0].limits.scope: has no rate to apply to (write rate beside it)",
 		section("tenants: [{id: a, limits: {rate: many}}]"):                                                      `tenants[0].limits.rate: "many" is not a rate`,
 		section("consumers: [{id: a, plan: gold}]"):                                                              `consumers[0].plan: there is no plan "gold"`,

@@ -212,9 +212,33 @@ func TestASharedLimitCostsNoAllocationAndGivesBackWhatAnotherRefused(t *testing.
 	if got := take(l, claims, now); got != 0 || claims[0].RetryAfter <= 0 {
 		t.Errorf("refused by %d: %+v", got, claims[0])
 	}
-	claims[1].Limit = quota.Limit{Rate: 1, Burst: 1, Day: 5, Strict: true}
-	if got := take(l, claims[:2], now); got != 1 || claims[1].RetryAfter != untilMidnight(now) {
-		t.Errorf("refused by %d: %+v", got, claims[1])
+}
+
+// Only who is known to have spent his day is told to come back the next one.
+func TestWhoHasSpentHisDayComesBackTheNextOne(t *testing.T) {
+	l := NewShared(start)
+	claims := []proxy.Claim{{Key: proxy.LimitKey{Tenant: "acme", Kind: reason.QuotaConsumer, Caller: "c"}, Limit: quota.Limit{Rate: 1, Burst: 1, Day: 5, Strict: true}}}
+	now := start.Add(time.Second)
+	if got := take(l, claims, now); got != 0 || claims[0].RetryAfter > time.Second {
+		t.Errorf("its service is lost: refused by %d: %+v", got, claims[0])
+	}
+	l.Leases().Connected()
+	now = start.Add(2 * time.Second)
+	l.Aim(claims)
+	if _, wait := l.Take(claims, 0, now); wait == nil {
+		t.Fatal("a cold key is not waited for")
+	}
+	at := now.Sub(start).Nanoseconds()
+	batch := l.Leases().Table.Due(at, true, 10)
+	batch.Granted(at, []quota.Grant{{Share: 1}})
+	if got := take(l, claims, now); got != 0 || claims[0].RetryAfter != untilMidnight(now) {
+		t.Errorf("it is spent: refused by %d: %+v", got, claims[0])
+	}
+	midnight := time.Date(2026, 5, 6, 0, 0, 0, 0, time.UTC)
+	for past, want := range map[time.Duration]time.Duration{-time.Millisecond: time.Millisecond, 0: time.Second, early: 24*time.Hour - early} {
+		if got := untilMidnight(midnight.Add(past)); got != want {
+			t.Errorf("%v after midnight it is %v until the next", past, got)
+		}
 	}
 }
 
@@ -232,8 +256,10 @@ func TestANodeThatIsAloneCountsTheDay(t *testing.T) {
 	if claims[0].RetryAfter != 10*time.Second {
 		t.Errorf("ten seconds before midnight: Retry-After %v", claims[0].RetryAfter)
 	}
-	if take(l, claims, now.Add(10*time.Second)) != -1 {
-		t.Error("refused after midnight")
+	for i, at := range []time.Duration{10, 9, 11, 9} { // the clock is set back over midnight
+		if got := take(l, claims, now.Add(at*time.Second)); (got == -1) != (i < 3) {
+			t.Errorf("request %d after midnight: refused by %d", i, got)
+		}
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/cellgate/cellgate/proxy"
 	"github.com/cellgate/cellgate/proxy/limit"
 	"github.com/cellgate/cellgate/proxy/quota"
+	core "github.com/cellgate/cellgate/quota"
 	"github.com/cellgate/cellgate/reason"
 )
 
@@ -60,7 +61,7 @@ func (l *Limiter) Take(claims []proxy.Claim, waits int, now time.Time) (refused 
 			wait = d.Wait
 		case !d.OK:
 			refused = i
-			if c.Key.Kind == reason.QuotaConsumer {
+			if d.Over {
 				c.RetryAfter = untilMidnight(now)
 			}
 		}
@@ -145,22 +146,20 @@ type day struct {
 	used uint64
 }
 
-const daySeconds = 24 * 60 * 60
-
 // spendDay takes one of the day's quota of a node that is alone, which remembers it as long as it runs; a quota of 0 gives
 // one back. Consumers are those of the document, so the map is bounded.
 func (l *Limiter) spendDay(k limit.Key, quotaOf uint64, now time.Time) quota.Decision {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	d := l.days[k]
-	if today := now.Unix() / daySeconds; d.date != today {
+	if today := core.Day(now, d.date); d.date != today {
 		d = day{date: today}
 	}
 	switch {
 	case quotaOf == 0:
 		d.used -= min(d.used, 1)
 	case d.used >= quotaOf:
-		return quota.Decision{}
+		return quota.Decision{Over: true}
 	default:
 		d.used++
 	}
@@ -168,7 +167,16 @@ func (l *Limiter) spendDay(k limit.Key, quotaOf uint64, now time.Time) quota.Dec
 	return quota.Decision{OK: true, Spent: true, Remaining: quotaOf - min(d.used, quotaOf)}
 }
 
+// early is how long after midnight a quota may still be told to be spent that isn't: by leases that have not heard of the new day,
+// and by controllers whose clocks are behind.
+const early = 5 * time.Second
+
 // untilMidnight is how long it is until quotas are new, at 00:00 UTC.
 func untilMidnight(now time.Time) time.Duration {
-	return time.Duration(daySeconds-now.Unix()%daySeconds) * time.Second
+	const day = 24 * time.Hour
+	past := now.Sub(now.UTC().Truncate(day))
+	if past < early {
+		return time.Second
+	}
+	return day - past
 }

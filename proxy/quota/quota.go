@@ -66,6 +66,7 @@ type Decision struct {
 	Spent      bool // there is a token to give back
 	Remaining  uint64
 	RetryAfter time.Duration
+	Over       bool // a daily quota is spent
 	Wait       <-chan struct{}
 }
 
@@ -95,7 +96,7 @@ func (l *Leases) Take(name Name, k limit.Key, to quota.Limit, now int64, waits i
 		l.Press()
 		return Decision{Wait: e.Wait(l.clock())} // patience counts from here, however long ago the request was read
 	}
-	return Decision{RetryAfter: time.Duration(e.Value.RetryAfter(now))}
+	return Decision{RetryAfter: time.Duration(e.Value.RetryAfter(now)), Over: e.Value.Over()}
 }
 
 // squeezed decides for a key that has no room, by the node's own part.

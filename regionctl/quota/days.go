@@ -171,6 +171,9 @@ func (s *Service) load(ctx context.Context, in store.Store) error {
 				return err
 			}
 		}
+		if d.date > s.day.Load() {
+			s.day.Store(quota.Day(s.opt.Now(), d.date))
+		}
 		p.Lock()
 		p.days = d
 		p.Unlock()

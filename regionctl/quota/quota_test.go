@@ -180,6 +180,13 @@ func TestADailyQuotaSurvivesItsController(t *testing.T) {
 			t.Errorf("the next day has %d", g.Tokens)
 		}
 	})
+	back := service("eu", &clocks{at: c.at, day: c.day.Add(-24 * time.Hour)})
+	keep(t, back, in, func() {
+		eventually(t, "the store was read", func() bool { return back.ToNode("eu/a", want(k, l, 0))[0].Valid() })
+		if g := back.ToNode("eu/a", want(k, l, 2000))[0]; g.Tokens != 0 {
+			t.Errorf("a clock that is set back over midnight brings %d again", g.Tokens)
+		}
+	})
 	yesterday := service("eu", &clocks{at: c.at, day: c.day.Add(24 * time.Hour)})
 	keep(t, yesterday, in, func() {
 		eventually(t, "the store was read", func() bool { return yesterday.ToNode("eu/a", want(k, l, 0))[0].Valid() })

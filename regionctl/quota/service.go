@@ -16,6 +16,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cellgate/cellgate/cells"
@@ -56,7 +57,8 @@ type Service struct {
 	abroad  map[cells.RegionID]*Abroad
 	backend *Abroad // nil = the buckets are here
 	parts   [parts]part
-	next    int // part to look at when marks are stored; owner: Keep
+	day     atomic.Int64 // as today last said
+	next    int          // part to look at when marks are stored; owner: Keep
 }
 
 // place is where a bucket stands: the cell counts for limits of that scope.
@@ -168,7 +170,15 @@ func (s *Service) fromBackend(cell cells.CellID, it quota.Item) quota.Grant {
 	return s.passOn(s.backend, &it)
 }
 
-func (s *Service) today() int64 { return s.opt.Now().Unix() / (24 * 60 * 60) }
+// today is the date that quotas are counted on.
+func (s *Service) today() int64 {
+	last := s.day.Load()
+	day := quota.Day(s.opt.Now(), last)
+	if day != last {
+		s.day.Store(day)
+	}
+	return day
+}
 
 // grant settles an Ask with a bucket of this region's.
 func (s *Service) grant(at place, it *quota.Item, t quota.Terms) quota.Grant {
