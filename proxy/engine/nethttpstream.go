@@ -41,7 +41,7 @@ func (s *stdStream) request() error {
 		return http1.ErrFraming
 	}
 	b := append(append(s.x.Scratch[:0], r.Method...), ' ')
-	b = append(append(b, s.target()...), s.version()...)
+	b = append(append(b, r.RequestURI...), s.version()...)
 	if r.Host != "" {
 		b = http1.AppendLine(b, "Host", r.Host)
 	}
@@ -77,14 +77,6 @@ func (s *stdStream) version() string {
 		return " HTTP/1.0\r\n"
 	}
 	return " HTTP/1.1\r\n"
-}
-
-// target is the one of HTTP/1. net/http has taken absolute ones apart.
-func (s *stdStream) target() string {
-	if uri := s.r.RequestURI; s.r.Method == http.MethodConnect || uri == "*" || strings.HasPrefix(uri, "/") {
-		return uri
-	}
-	return s.r.URL.RequestURI()
 }
 
 // framed says whether Content-Length, if there is one, is the only one and means what net/http made of it, which looks at

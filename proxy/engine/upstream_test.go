@@ -47,9 +47,10 @@ func TestUpstreamThatDiesMidBodyIsSeenAsTruncation(t *testing.T) {
 	t.Parallel()
 	eachSecure(t, func(t *testing.T, start starter) {
 		for name, head := range map[string]string{
-			"counted":   "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nabc",
-			"chunked":   "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n",
-			"bad chunk": "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\nzz\r\n",
+			"counted":      "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nabc",
+			"chunked":      "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n",
+			"bad chunk":    "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\nzz\r\n",
+			"bad trailers": "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nX-Sum: 1\r\nX : y\r\n\r\n",
 		} {
 			t.Run(name, func(t *testing.T) {
 				w := start(t, scripted(t, func(_ int, c *raw) { c.request(); c.send(head) }), setup{})

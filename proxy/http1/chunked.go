@@ -175,7 +175,8 @@ func (c *Chunks) trailer(b []byte) (used int, done bool, err error) {
 			return used, false, err
 		}
 		if n > 0 {
-			return used, true, c.finish(n)
+			err := c.finish(n)
+			return used, err == nil, err
 		}
 	}
 	return used, false, nil
@@ -183,12 +184,12 @@ func (c *Chunks) trailer(b []byte) (used int, done bool, err error) {
 
 // finish parses the trailer fields. Those that frame, route or identify are marked Drop (RFC 9110, section 6.5.1).
 func (c *Chunks) finish(n int) error {
-	c.state = chunksDone
 	t := &c.Trailer
 	t.reset(c.buf[:n])
 	if err := t.parseFields(c.buf[:n], 0); err != nil {
 		return err
 	}
+	c.state = chunksDone
 	t.DropKnown()
 	return nil
 }

@@ -23,7 +23,7 @@ func decode(c *Chunks, pieces ...[]byte) (data, rest []byte, done bool, err erro
 			data = append(data, d...)
 			p = p[n:]
 			if err != nil {
-				return data, nil, false, err
+				return data, nil, done, err
 			}
 		}
 	}
@@ -81,7 +81,7 @@ func TestRefusedChunks(t *testing.T) {
 		"framing in trailers": "0\r\nContent-Length: x\r\n\r\n",
 	} {
 		var c Chunks
-		if _, _, _, err := decode(&c, []byte(wire)); err == nil {
+		if _, _, done, err := decode(&c, []byte(wire)); err == nil || done {
 			t.Errorf("%s was taken", name)
 		} else if !errors.Is(err, ErrFraming) && !errors.Is(err, ErrSyntax) && !errors.Is(err, ErrTooLarge) && !errors.Is(err, ErrTooMany) {
 			t.Errorf("%s: %v", name, err)
