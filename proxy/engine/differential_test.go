@@ -567,3 +567,19 @@ func laxNetHTTP2() map[string]string {
 	}
 	return differs
 }
+
+// A Host field beside the authority says the same, or is refused (RFC 9113, section 8.3.1); alone it is the authority.
+func TestAHostBesideTheAuthorityIsTheSame(t *testing.T) {
+	t.Parallel()
+	kinds := engines()
+	kinds["nethttp"] = standard
+	for name, kind := range kinds {
+		seen := make(chan string, 10)
+		w := start(t, kind, answerer(t, seen), setup{silent: true})
+		for host, want := range map[string]string{"a.example": "200 ", "b.example": "400 "} {
+			if got := overHTTP2(w, sample{method: "GET", target: "/ok", fields: []string{"Host", host}}, seen); !strings.HasPrefix(got, want) {
+				t.Errorf("%s, %s: %s", name, host, got)
+			}
+		}
+	}
+}

@@ -46,7 +46,7 @@ func (s *stdStream) request() error {
 		b = http1.AppendLine(b, "Host", r.Host)
 	}
 	for name, values := range r.Header {
-		if name == "Content-Length" {
+		if name == "Content-Length" || name == "Host" && len(values) == 1 && values[0] == r.Host { // which HTTP/2 leaves there
 			continue
 		}
 		for _, v := range values {
