@@ -380,6 +380,33 @@ func TestACandidateThatCrashesTheNodeTwiceIsAbandoned(t *testing.T) {
 	}
 }
 
+// A rollback is old contents under a new number: whoever kills the node then does not bring back what was rolled back.
+func TestARollbackIsNotOnTrial(t *testing.T) {
+	w := newWorld(t)
+	w.ctl.start(t)
+	dir := t.TempDir()
+	p := w.node(dir, func(o *Options) { o.Probation = time.Millisecond })
+	for n, contents := range []string{"good", "bad"} {
+		version := uint64(n + 1)
+		w.ctl.post(target(w.ctl.target(1, version, w.ctl.publish(version, contents, 3))))
+		w.ctl.ack(1, version)
+		w.eventually("promotion", func() bool { return len(goodOn(t, dir)) == n+1 })
+	}
+	p.stop()
+	p = w.node(dir)
+	w.ctl.post(target(w.ctl.target(1, 3, w.ctl.publish(3, "good", 3))))
+	w.ctl.ack(1, 3)
+	p.stop()
+	for range 3 {
+		if s := bootOnly(t, w, dir).Status().Snapshot; s.Served != 3 {
+			t.Fatalf("%+v", s)
+		}
+	}
+	if good := goodOn(t, dir); len(good) != 2 {
+		t.Errorf("the same contents are listed twice: %v", good)
+	}
+}
+
 // bootOnly is a node up to the point where it would run, and then it is gone without a farewell.
 func bootOnly(t *testing.T, w *world, dir string) *Agent {
 	a, err := New(Options{ID: node, Dir: dir, Roots: w.roots, Apply: func(*program.Program, int) error { return nil }})

@@ -54,6 +54,12 @@ type slot struct {
 	Version  uint64          `json:"version"`
 	Manifest snapshot.Digest `json:"manifest"`
 	Accepted time.Time       `json:"accepted"`
+	Checksum snapshot.Digest `json:"checksum,omitempty"` // of the contents
+}
+
+// same says whether both have the same contents, be it under two numbers.
+func (s slot) same(o slot) bool {
+	return s.Manifest == o.Manifest || s.Checksum != "" && s.Checksum == o.Checksum
 }
 
 type trial struct {
@@ -222,12 +228,15 @@ func (s *shelf) clear(room string, needed map[string]bool) {
 }
 
 // accept gives the state after the slot was taken into service as a candidate. What was on trial before and served until
-// now counts as good only if it had been promoted; a snapshot is listed once.
+// now counts as good only if it had been promoted. Contents are listed once, and need no trial under a new number: a rollback
+// that met with crashes would leave the node with what was rolled back.
 func (st state) accept(one slot, epoch, number uint64, share int) state {
 	st.Epoch, st.Number, st.Share = epoch, number, share
 	st.Good = slices.Clone(st.Good)
-	if i := slices.IndexFunc(st.Good, func(g slot) bool { return g.Manifest == one.Manifest }); i >= 0 {
-		one = st.Good[i]
+	if i := slices.IndexFunc(st.Good, one.same); i >= 0 {
+		if st.Good[i].Manifest == one.Manifest {
+			one = st.Good[i]
+		}
 		st.Good = slices.Insert(slices.Delete(st.Good, i, i+1), 0, one)
 		st.Trial = nil
 		return st

@@ -191,7 +191,7 @@ func (a *Agent) prepare(ctx context.Context, want rollout.Version, from fetcher)
 	if err != nil {
 		return nil, permanent{err}
 	}
-	return &prepared{slot{m.Number, want.Manifest, now}, p}, nil
+	return &prepared{slot{m.Number, want.Manifest, now, m.Checksum}, p}, nil
 }
 
 // get reads blobs from disk and fetches and stores the others.
