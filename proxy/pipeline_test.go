@@ -167,9 +167,9 @@ func TestEveryLimitThatCountsTheCallerIsAsked(t *testing.T) {
 	s := &script{refuse: -1, id: Identity{User: "u", Consumer: "acme"}}
 	exchangeOf(t, serverOf(t, s), get("/closed")).Run(time.Now())
 	want := []Claim{
+		{Key: LimitKey{Tenant: "acme", Kind: reason.RateTenant, Route: "closed"}, Limit: quota.Limit{Rate: 100, Burst: 20, Scope: quota.Cell, Strict: true}},
 		{Key: LimitKey{Tenant: "acme", Kind: reason.QuotaConsumer, Caller: "acme"}, Limit: quota.PerDay(86400), Plan: "pro"},
 		{Key: LimitKey{Tenant: "acme", Kind: reason.RateConsumer, Caller: "acme"}, Limit: quota.Limit{Rate: 7, Burst: 7, Scope: quota.Region}, Plan: "pro"},
-		{Key: LimitKey{Tenant: "acme", Kind: reason.RateTenant, Route: "closed"}, Limit: quota.Limit{Rate: 100, Burst: 20, Scope: quota.Cell, Strict: true}},
 		{Key: LimitKey{Tenant: "acme", Kind: reason.RateUser, Route: "closed", Caller: "u"}, Limit: quota.Limit{Rate: 1.0 / 60, Burst: 1, Scope: quota.Cell, Strict: true}},
 	}
 	for i := range want {
@@ -233,7 +233,7 @@ func TestAnAnonymousCallerIsAnIPv4AddressOrAnIPv6Network(t *testing.T) {
 }
 
 func Test429SaysWhenToComeBack(t *testing.T) {
-	for i, why := range []reason.Reason{reason.QuotaConsumer, reason.RateConsumer, reason.RateTenant, reason.RateUser} {
+	for i, why := range []reason.Reason{reason.RateTenant, reason.QuotaConsumer, reason.RateConsumer, reason.RateUser} {
 		s := &script{refuse: i, id: Identity{User: "u", Consumer: "acme"}}
 		x := exchangeOf(t, serverOf(t, s), get("/closed"))
 		if x.Run(time.Now()) != Reply || x.Reason != why || x.Status != 429 {

@@ -51,6 +51,7 @@ const Most = 6
 func Of(list []Claim, tried bool, p *program.Program, tenant string, r *program.Route, consumer, user string) []Claim {
 	list = add(list, tried, reason.RatePlatform, snapshot.Platform, p.PlatformRate(), "", "")
 	list = add(list, tried, reason.RateTenant, tenant, p.TenantRate(tenant), "", "")
+	list = add(list, tried, reason.RateTenant, tenant, &r.Tenant, r.ID, "")
 	if consumer != "" {
 		if plan := p.Plan(consumer); plan != nil {
 			before := len(list)
@@ -61,7 +62,6 @@ func Of(list []Claim, tried bool, p *program.Program, tenant string, r *program.
 			}
 		}
 	}
-	list = add(list, tried, reason.RateTenant, tenant, &r.Tenant, r.ID, "")
 	return add(list, tried, reason.RateUser, tenant, &r.User, r.ID, user)
 }
 

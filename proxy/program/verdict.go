@@ -355,6 +355,10 @@ func (p *Program) limitVerdicts(m *Match, consumer string) (all []Verdict) {
 	if l := p.TenantLimits(m.Tenant); l.Rate.Requests > 0 {
 		add("tenant "+m.Tenant, l.Rate.String(), reason.RateTenant, l.OnStoreLoss == snapshot.LossDeny, l.Shadow())
 	}
+	l := &m.Route.Limits
+	if l.Tenant.Requests > 0 {
+		add("tenant "+m.Tenant+" on this route", l.Tenant.String(), reason.RateTenant, l.OnStoreLoss == snapshot.LossDeny, l.Shadow())
+	}
 	if plan := p.Plan(consumer); plan != nil {
 		if !plan.Day.None() {
 			add("consumer "+consumer, fmt.Sprintf("%d/day", plan.Day.Limit.Day), reason.QuotaConsumer, plan.Day.Strict, plan.Day.Tried)
@@ -365,10 +369,6 @@ func (p *Program) limitVerdicts(m *Match, consumer string) (all []Verdict) {
 	} else if consumer == "" && m.Route.Policy >= 0 {
 		all = append(all, Verdict{Policy: "consumer", Kind: "limit", Verdict: Depends, Why: "the plan of the caller's consumer, which is not known here", Fails: Open,
 			OnFailure: "on loss of the quota service: as the plan says"})
-	}
-	l := &m.Route.Limits
-	if l.Tenant.Requests > 0 {
-		add("tenant "+m.Tenant+" on this route", l.Tenant.String(), reason.RateTenant, l.OnStoreLoss == snapshot.LossDeny, l.Shadow())
 	}
 	if l.User.Requests > 0 {
 		add("user on this route", l.User.String(), reason.RateUser, l.OnStoreLoss == snapshot.LossDeny, l.Shadow())

@@ -143,7 +143,7 @@ func TestVerdictsStandInTheOrderInWhichANodeAsks(t *testing.T) {
 	for _, v := range all {
 		got = append(got, v.Policy+" "+v.Fails)
 	}
-	want := "cors local, api-key closed, authz local, decision closed, tried open, platform open, tenant main open, consumer acme closed, consumer acme closed, tenant main on this route closed, user on this route closed, transform local"
+	want := "cors local, api-key closed, authz local, decision closed, tried open, platform open, tenant main open, tenant main on this route closed, consumer acme closed, consumer acme closed, user on this route closed, transform local"
 	if strings.Join(got, ", ") != want {
 		t.Errorf("%s\nwant %s", strings.Join(got, ", "), want)
 	}

@@ -21,8 +21,11 @@ func (w *Watcher) Spend(at *program.Match, id string, from proxy.Limiter, list [
 	from.Aim(list)
 	for len(list) > 0 {
 		s, n := whose(&list[0]), 1
-		for n < len(list) && whose(&list[n]) == s {
-			n++
+		for i := range list {
+			if i >= n && whose(&list[i]) == s {
+				list[n], list[i] = list[i], list[n]
+				n++
+			}
 		}
 		w.spend(evidence{subject: s, route: at.Route.ID, tenant: at.Tenant, id: id}, from, list[:n], now)
 		list = list[n:]
