@@ -367,9 +367,7 @@ func (d *decoder) retry(n *yaml.Node, p *at, r *Retry) {
 			o.wrong("conditions", strconv.Quote(clip(c))+" is not a condition", "one of "+strings.Join(known, ", "))
 		}
 	}
-	if o.get("conditions") != nil && len(conditions) == 0 {
-		o.wrong("conditions", "names none", "leave it out for "+RetryConnectFailure+" and "+RetryReset+", or leave retry out for no retries")
-	}
+	o.some("conditions", "leave it out for "+RetryConnectFailure+" and "+RetryReset+", or leave retry out for no retries")
 	if attempts == 0 {
 		return
 	}

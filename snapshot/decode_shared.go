@@ -229,6 +229,7 @@ func (d *decoder) jwt(n *yaml.Node, p *at) *JWT {
 			o.wrong("algorithms", strconv.Quote(clip(a))+" is not accepted", "one of "+strings.Join(algorithms, ", "))
 		}
 	}
+	o.some("algorithms", "leave it out to accept "+strings.Join(algorithms, ", "))
 	slices.Sort(j.Algorithms)
 	j.IgnoreCnf, j.CertificateBound = o.confirmation()
 	j.MaxTokenLifetime, _ = o.duration("max_token_lifetime", time.Second, 10*365*24*time.Hour)

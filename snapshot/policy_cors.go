@@ -62,6 +62,7 @@ func decodeCORS(d *decoder, n *yaml.Node, p *at, into *Policy) {
 		o.wrong("origins", "names every origin and others", "keep * alone, or leave it out")
 	}
 	c.Methods = o.strings("methods", maxCORS)
+	o.some("methods", "leave it out for those that the route takes")
 	for _, m := range c.Methods {
 		if m != AnyOrigin {
 			o.routable(m)
@@ -87,6 +88,13 @@ func decodeCORS(d *decoder, n *yaml.Node, p *at, into *Policy) {
 func (o object) noneOf(key string) bool {
 	n := o.d.resolve(o.get(key))
 	return n == nil || n.Kind == yaml.SequenceNode && len(n.Content) == 0
+}
+
+// some refuses a list without items, where an absent one stands for something.
+func (o object) some(key, hint string) {
+	if o.get(key) != nil && o.noneOf(key) {
+		o.wrong(key, "names none", hint)
+	}
 }
 
 // fields reads a sorted list of field names, in lower case.

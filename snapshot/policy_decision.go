@@ -56,9 +56,7 @@ func decodeDecision(d *decoder, n *yaml.Node, p *at, into *Policy) {
 			o.wrong("inputs", strconv.Quote(clip(in))+" is no input", "one of "+strings.Join(DecisionInputs(), ", ")+" and header:NAME")
 		}
 	}
-	if o.get("inputs") != nil && len(v.Inputs) == 0 {
-		o.wrong("inputs", "names none", "a decision goes by something")
-	}
+	o.some("inputs", "a decision goes by something")
 	slices.Sort(v.Inputs)
 	v.Inputs = slices.Compact(v.Inputs)
 	v.MaxStale, _ = o.duration("max_stale", time.Millisecond, 5*time.Minute)

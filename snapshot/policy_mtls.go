@@ -123,10 +123,8 @@ func (o object) crls(m *MTLS) {
 	}
 	slices.Sort(m.CRLFiles)
 	m.AcceptWithoutCRL = o.oneOf("on_crl_loss", "", "refuse", "accept") == "accept"
-	switch {
-	case o.get("crl_files") != nil && len(m.CRLFiles) == 0:
-		o.wrong("crl_files", "names none", "leave it out if nobody revokes certificates by lists")
-	case o.get("crl_files") == nil && o.get("on_crl_loss") != nil:
+	o.some("crl_files", "leave it out if nobody revokes certificates by lists")
+	if o.get("crl_files") == nil && o.get("on_crl_loss") != nil {
 		o.wrong("on_crl_loss", "has no lists to apply to", "write crl_files beside it")
 	}
 }

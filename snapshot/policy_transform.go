@@ -60,10 +60,11 @@ var (
 		"proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "traceparent", "tracestate", "trailer", "transfer-encoding", "upgrade", "x-caller",
 		"x-client-ip", "x-cluster-client-ip", "true-client-ip", "x-real-ip", "x-original-url", "x-rewrite-url", "client-ip", "x-original-host",
 		"x-original-forwarded-for", "x-originating-ip", "x-remote-ip", "x-remote-addr", "x-remote-user", "x-host", "x-real-port", "x-scheme",
-		"x-url-scheme", "front-end-https", "client-cert", "client-cert-chain", "cf-connecting-ip", "fastly-client-ip", "x-forwarded", "x-request-id", "x-request-timeout-ms", "idempotency-key",
+		"x-url-scheme", "front-end-https", "client-cert", "client-cert-chain", "x-client-cert", "x-client-verify", "x-client-dn",
+		"remote-user", "x-webauth-user", "x-authenticated-user", "x-authenticated-userid", "cf-connecting-ip", "fastly-client-ip", "x-forwarded", "x-request-id", "x-request-timeout-ms", "idempotency-key",
 		"x-ratelimit-remaining", "ratelimit",
 	}
-	untouchableFamilies = []string{"x-forwarded-", "x-caller-", "x-cellgate-", "grpc-", "sec-websocket-", "access-control-"}
+	untouchableFamilies = []string{"x-forwarded-", "x-caller-", "x-auth-request-", "x-ssl-client-", "ssl-client-", "x-cellgate-", "grpc-", "sec-websocket-", "access-control-"}
 	credentialFields    = []string{"authorization", "x-api-key"}
 )
 

@@ -218,8 +218,14 @@ func TestPayloadTricksAreRefused(t *testing.T) {
 	w, v := theWorld(), NewVerifier(policy())
 	payload, _ := json.Marshal(good())
 	open := strings.TrimSuffix(string(payload), "}")
+	for _, whole := range []string{`"\ud83d\ude00"`, `"\\ud800"`, `"\\\ud83d\uDE00\\"`, `"\n\u0041\ufffd"`} {
+		if r := v.Verify(w.raw(t, `{"alg":"RS256","kid":"RS256"}`, open+`,"x":`+whole+`}`), w.keys, now); r.Reason != reason.None {
+			t.Errorf("%s: %v", whole, r.Reason)
+		}
+	}
 	for _, p := range []string{
 		open + `,"iss":"https://id.example.com"}`, open + `,"x":{"a":1,"a":2}}`, open + `,"\u0073ub":"root"}`,
+		open + `,"x":"\ud800"}`, open + `,"x":"\udc00"}`, open + `,"x":"\uDC00\ud800"}`, open + `,"x":"\ud800\ud800\udc00"}`, open + `,"x":"\\\ud800x"}`, open + `,"\ud800":1}`,
 		open + "}x", open, "[" + open + "}]", `null`, ``, open + `,"x":` + strings.Repeat("[", 40) + strings.Repeat("]", 40) + `}`,
 	} {
 		if r := v.Verify(w.raw(t, `{"alg":"RS256","kid":"RS256"}`, p), w.keys, now); r.Reason != reason.TokenInvalid {

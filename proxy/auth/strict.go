@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
+	"unicode/utf16"
 	"unicode/utf8"
 )
 
@@ -14,10 +16,10 @@ const maxDepth = 16
 
 var errJSON = errors.New("not one JSON object with each member once")
 
-// object reads one JSON object strictly: UTF-8, no member twice at any depth (also not under another escape), nothing
-// after it, nesting of at most maxDepth. Names are exact, unlike in encoding/json's structs. Numbers stay json.Number.
+// object reads one JSON object strictly: UTF-8, surrogates in pairs, no member twice at any depth (also not under another escape),
+// nothing after it, nesting of at most maxDepth. Names are exact, unlike in encoding/json's structs. Numbers stay json.Number.
 func object(raw []byte) (map[string]any, error) {
-	if !utf8.Valid(raw) {
+	if !utf8.Valid(raw) || !paired(raw) {
 		return nil, errJSON
 	}
 	dec := json.NewDecoder(bytes.NewReader(raw))
@@ -34,6 +36,34 @@ func object(raw []byte) (map[string]any, error) {
 		return nil, errJSON
 	}
 	return m, nil
+}
+
+// paired says whether escaped surrogates stand in pairs (RFC 7493, section 2.1). Alone all of them would become one character, and
+// two subjects one.
+func paired(raw []byte) bool {
+	for i := 0; i < len(raw); i++ {
+		if raw[i] != '\\' {
+			continue
+		}
+		switch r := escaped(raw[i:]); {
+		case !utf16.IsSurrogate(r):
+			i++ // what is escaped may be a backslash
+		case utf16.DecodeRune(r, escaped(raw[i+6:])) == utf8.RuneError:
+			return false
+		default:
+			i += 11
+		}
+	}
+	return true
+}
+
+// escaped is the code unit of an escape by four hex digits; 0 = it is another one, or none.
+func escaped(b []byte) rune {
+	if len(b) < 6 || b[0] != '\\' || b[1] != 'u' {
+		return 0
+	}
+	n, _ := strconv.ParseUint(string(b[2:6]), 16, 16) // what isn't hex the decoder refuses
+	return rune(n)
 }
 
 func value(dec *json.Decoder, depth int) (any, error) {

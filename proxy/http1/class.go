@@ -85,6 +85,8 @@ var knownByLength = func() (t [32][]known) {
 		{"x-scheme", Forwarding, true}, {"x-url-scheme", Forwarding, true}, {"front-end-https", Forwarding, true},
 		{"cf-connecting-ip", Forwarding, true}, {"fastly-client-ip", Forwarding, true},
 		{"client-cert", Forwarding, true}, {"client-cert-chain", Forwarding, true}, // RFC 9440, of a proxy that has seen one
+		{"x-client-cert", Forwarding, true}, {"x-client-verify", Forwarding, true}, {"x-client-dn", Forwarding, true},
+		{"remote-user", Forwarding, true}, {"x-webauth-user", Forwarding, true}, {"x-authenticated-user", Forwarding, true}, {"x-authenticated-userid", Forwarding, true},
 		{"proxy", Hop, true}, // upstreams of CGI's kind would take it for their own proxy's address (CVE-2016-5385)
 		{"x-request-id", RequestID, true}, {"authorization", Authorization, false}, {"x-api-key", APIKey, false},
 		{"x-request-timeout-ms", TimeoutMS, true}, {"grpc-timeout", GRPCTimeout, true},
@@ -99,31 +101,30 @@ var knownByLength = func() (t [32][]known) {
 	return t
 }()
 
-// Known lists the names that mean something to the gateway, in lower case, beside the families of X-Forwarded and X-Caller.
+// Known lists the names that mean something to the gateway, in lower case; for each of the families one of it.
 func Known() (names []string) {
 	for _, of := range knownByLength {
 		for _, k := range of {
 			names = append(names, k.name)
 		}
 	}
+	for _, f := range families {
+		names = append(names, f+"x")
+	}
 	return names
 }
 
-// The families of names that are all known: of proxies, and of who calls.
-const (
-	forwardedFamily = "x-forwarded-"
-	callerFamily    = "x-caller-"
-)
+// families begin names that are all Forwarding: of proxies, of who calls, and by which proxies tell of a login or of a certificate.
+var families = [...]string{"x-forwarded-", "x-caller-", "x-auth-request-", "x-ssl-client-", "ssl-client-"}
 
 // classify finds the kind of a name. An underscore is read as a hyphen, because upstreams that put fields into
 // environment variables can't tell them apart: such a name of a known field is dropped.
 func classify(name []byte) (Kind, bool) {
 	n, first := len(name), name[0]|0x20
-	if n >= len(forwardedFamily) && first == forwardedFamily[0] && foldUnder(name[:len(forwardedFamily)], forwardedFamily) {
-		return Forwarding, true
-	}
-	if n >= len(callerFamily) && first == callerFamily[0] && foldUnder(name[:len(callerFamily)], callerFamily) {
-		return Forwarding, true
+	for _, f := range families {
+		if n >= len(f) && first == f[0] && foldUnder(name[:len(f)], f) {
+			return Forwarding, true
+		}
 	}
 	if n < len(knownByLength) {
 		for i := range knownByLength[n] {

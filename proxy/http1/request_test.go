@@ -139,6 +139,7 @@ func TestHopByHopAndNamedFieldsAreDropped(t *testing.T) {
 		"Connection:\r\nConnection: X-Named, close,, TE\r\nX-Named: 1\r\nKeep-Alive: 1\r\nTE: trailers\r\nProxy-Connection: x\r\n" +
 		"Upgrade: h2c\r\nHTTP2-Settings: x\r\nX-Forwarded-For: 1\r\nX_Forwarded_For: 2\r\nX-Forwarded-Prefix: /a\r\nForwarded: for=1\r\n" +
 		"X-Forwarded-: 1\r\nX-Forwarded: for=1\r\nClient-IP: 1\r\nX-Original-Host: b\r\nX-Remote-User: root\r\nProxy: http://b\r\n" +
+		"X-SSL-Client-S-DN: CN=root\r\nSSL_Client_Cert: x\r\nX-Client_Cert: x\r\nX-Auth-Request-Email: root\r\nRemote_User: root\r\nX-WebAuth-User: root\r\nX-Authenticated-UserId: root\r\n" +
 		"X-Real-Ip: 1\r\nX-Caller: root\r\nx_caller: root\r\nTransfer_Encoding: chunked\r\nX-Request-Id: 1\r\nX-Stays: 1\r\nAuthorization: a\r\n\r\n")
 	if err != nil {
 		t.Fatal(err)
