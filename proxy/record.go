@@ -27,7 +27,9 @@ func (x *Exchange) record(now time.Time) {
 		r.Snapshot = x.table.program.Number
 	}
 	if m := x.match.Route; m != nil {
-		r.Route, r.Owner = m.ID, m.Owner
+		if r.Route, r.Owner = m.ID, m.Owner; r.Notable() {
+			r.Pattern = x.table.program.Pattern(&x.match)
+		}
 	}
 	switch m := x.match.Route; {
 	case x.Pool != nil && !x.handed:

@@ -26,7 +26,8 @@ type shard struct {
 	digest snapshot.Digest
 	table  *route.Table
 	routes []Route
-	asked  map[string][]int32 // by host, the policies for which clients are asked for certificates; indexes into Program.Policies
+	patterns
+	asked map[string][]int32 // by host, the policies for which clients are asked for certificates; indexes into Program.Policies
 }
 
 var errProgram = errors.New("program: the snapshot cannot be compiled")
@@ -176,7 +177,7 @@ func (p *Program) compileShards(s *snapshot.Snapshot, names *resolver, prev *Pro
 // empty, builds it. After an error b is of no use.
 func compileShard(digest snapshot.Digest, blob []byte, names *resolver, old *shard, b *route.Builder) (*shard, error) {
 	sh := &shard{digest: digest}
-	seen, h := terms{}, fnv.New64a()
+	seen, paths, h := terms{}, patternWriter{}, fnv.New64a()
 	err := snapshot.ReadRoutes(blob, func(r *snapshot.Route, record string) error {
 		if old == nil {
 			if err := b.Add(r); err != nil {
@@ -190,12 +191,14 @@ func compileShard(digest snapshot.Digest, blob []byte, names *resolver, old *sha
 		h.Reset()
 		_, _ = h.Write(unsafe.Slice(unsafe.StringData(record), len(record))) // it neither fails nor keeps what it is given
 		sh.routes = append(sh.routes, Route{r.ID, t, h.Sum64()})
+		paths.add(r.Match.Path, r.Match.PathPrefix)
 		sh.ask(r.Match.Host, asking(r, names))
 		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
+	sh.patterns = paths.done()
 	if old != nil {
 		sh.table = old.table
 	} else {

@@ -17,7 +17,7 @@ func (p *Program) Lookup(req *Request, m *Match) reason.Reason {
 	*m = Match{Tenant: p.tenant(hit.Tenant)}
 	switch verdict {
 	case route.Found:
-		m.Route = &p.shards[hit.Table].routes[hit.Route]
+		m.Route, m.table, m.number = &p.shards[hit.Table].routes[hit.Route], hit.Table, int32(hit.Route)
 		return reason.None
 	case route.MethodNotAllowed:
 		m.Allow = hit.Allow()

@@ -126,4 +126,6 @@ type Match struct {
 	Route  *Route
 	Tenant string // id of the tenant that owns the host
 	Allow  string // with MethodNotAllowed: the value of the Allow header
+
+	table, number int32 // of the route, by which Pattern finds it
 }

@@ -108,6 +108,33 @@ func TestARequestFindsItsRouteTenantAndEverythingCompiled(t *testing.T) {
 	}
 }
 
+// Patterns go on when their shard is taken over, and when it is compiled anew under other names.
+func TestARoutesPatternIsItsAuthorsPath(t *testing.T) {
+	document := func(more string) string {
+		return `
+routes:
+  - {id: a, match: {host: a.example, path: "/v1/{x}/b"}, upstream: u}
+  - {id: b, match: {host: a.example, path_prefix: /v1}, upstream: u}
+  - {id: c, match: {host: b.example, path_prefix: /, allow_catch_all: true}, upstream: u}
+  - {id: d, match: {host: b.example, path: /}, upstream: u}
+upstreams: [{id: u, endpoints: ["10.0.0.1:80"]}` + more + `]
+`
+	}
+	p := compile(t, document(""), nil)
+	for i, p := range []*Program{p, compile(t, document(""), p), compile(t, document(`, {id: t, endpoints: ["10.0.0.1:80"]}`), p)} {
+		for url, want := range map[string]string{"a.example/v1/7/b": "/v1/{x}/b", "a.example/v1/7": "/v1/*", "a.example/v1": "/v1/*", "b.example/x": "/*", "b.example/": "/", "c.example/": ""} {
+			req, err := ParseRequest("GET", "https://"+url, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var m Match
+			if p.Lookup(req, &m); p.Pattern(&m) != want {
+				t.Errorf("%d: %s is taken by %q, not %q", i, url, p.Pattern(&m), want)
+			}
+		}
+	}
+}
+
 // TestTheTenantComesFromTheHostAlone is A7.
 func TestTheTenantComesFromTheHostAlone(t *testing.T) {
 	p := compile(t, text(), nil)

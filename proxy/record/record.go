@@ -35,6 +35,7 @@ type Record struct {
 	Snapshot   uint64 // number of the program that served it
 	Tenant     string
 	Route      string
+	Pattern    string // by which the route matches paths; only of a Notable exchange
 	Owner      string
 	UpstreamID string
 	Endpoint   string // address of the last attempt
@@ -62,6 +63,12 @@ type Record struct {
 	// link. The zero value is none.
 	Trace, Outside tracecontext.Context
 }
+
+// Slow is how long an exchange takes at least that is notable for it.
+const Slow = time.Second
+
+// Notable says whether traces may tell of the exchange: its trace is sampled, it failed, or it was slow.
+func (r *Record) Notable() bool { return r.Trace.Sampled() || r.Status >= 500 || r.Total >= Slow }
 
 // Checks are the checks that an exchange has passed.
 type Checks uint8

@@ -205,6 +205,7 @@ func (b *buffer) server(r *proxy.Record) {
 	}
 	b.whole("http.response.status_code", int64(r.Status))
 	b.text("cellgate.tenant", r.Tenant, maxWord)
+	b.text("http.route", r.Pattern, maxPath)
 	b.text("cellgate.route", r.Route, maxWord)
 	b.text("cellgate.upstream", r.UpstreamID, maxWord)
 	b.text("cellgate.reason", r.Reason.String(), maxWord)

@@ -32,8 +32,7 @@ const (
 	buffered  = 256 << 10 // bytes of a shard that wait; a node has at most maxShards of them, and as much again while it sends
 	hurry     = buffered / 2
 	maxShards = 8
-	slow      = time.Second // an exchange that takes longer is kept
-	mostExtra = 10          // failed and slow ones a second that no sample has taken
+	mostExtra = 10 // failed and slow ones a second that no sample has taken
 )
 
 // Options are what an exporter is made of.
@@ -137,7 +136,7 @@ func (e *Exporter) keeps(r *proxy.Record) bool {
 		return false
 	case r.Trace.Sampled():
 		return true
-	case continued(r), !failed(r) && r.Total < slow:
+	case continued(r), !r.Notable():
 		return false
 	}
 	now := r.Start.Add(r.Total).Unix()

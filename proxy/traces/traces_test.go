@@ -74,7 +74,7 @@ func sampled() *proxy.Record {
 	outside, _ := tracecontext.Parse([]byte("00-11111111111111111111111111111111-2222222222222222-01"))
 	return &proxy.Record{
 		Start: begin, Total: 30 * time.Millisecond, Protocol: "HTTP/2.0", TLS: true, Method: "GET", Host: "api.example", Path: "/v1/orders/7", Peer: netip.MustParseAddr("2001:db8:1111:2222:3333:4444:5555:6666"),
-		Status: 200, Snapshot: 42, Tenant: "acme", Route: "orders", UpstreamID: "up", Trace: trace, Outside: outside, RequestID: "0af7651916cd43dd8448eb211c80319c",
+		Status: 200, Snapshot: 42, Tenant: "acme", Route: "orders", Pattern: "/v1/orders/{id}", UpstreamID: "up", Trace: trace, Outside: outside, RequestID: "0af7651916cd43dd8448eb211c80319c",
 		Tries: []record.Attempt{
 			{Number: 1, Result: retry.ConnectFailed, Endpoint: "10.0.0.7:8080", Start: begin.Add(time.Millisecond), Took: 2 * time.Millisecond},
 			{Number: 2, Result: retry.Fatal, Endpoint: "[fd00::7]:8080", Start: begin.Add(4 * time.Millisecond), Took: 20 * time.Millisecond},
@@ -102,7 +102,7 @@ func TestSpansSayWhatAnExchangeCameTo(t *testing.T) {
 		t.Errorf("links %v", s.Links)
 	}
 	for key, want := range map[string]string{"http.request.method": "GET", "url.scheme": "https", "url.path": "/v1/orders/7", "server.address": "api.example", "network.protocol.version": "2",
-		"client.address": "2001:db8:1111:2222:3333:4444:5555:6666", "cellgate.tenant": "acme", "cellgate.route": "orders", "cellgate.upstream": "up", "error.type": "", "cellgate.reason": ""} {
+		"client.address": "2001:db8:1111:2222:3333:4444:5555:6666", "cellgate.tenant": "acme", "http.route": "/v1/orders/{id}", "cellgate.route": "orders", "cellgate.upstream": "up", "error.type": "", "cellgate.reason": ""} {
 		if got := s.Text(key); got != want {
 			t.Errorf("%s is %q, want %q", key, got, want)
 		}
@@ -168,7 +168,7 @@ func TestSampledFailedAndSlowExchangesAreKept(t *testing.T) {
 		"sampled":                    {func(*proxy.Record) {}, true},
 		"not sampled":                {func(r *proxy.Record) { r.Trace.Flags = 0 }, false},
 		"failed":                     {func(r *proxy.Record) { r.Trace.Flags, r.Status = 0, 500 }, true},
-		"slow":                       {func(r *proxy.Record) { r.Trace.Flags, r.Total = 0, slow }, true},
+		"slow":                       {func(r *proxy.Record) { r.Trace.Flags, r.Total = 0, record.Slow }, true},
 		"failed, another's":          {func(r *proxy.Record) { r.Trace.Flags, r.Status, r.Outside.Trace = 0, 500, r.Trace.Trace }, false},
 		"another's, sampled":         {func(r *proxy.Record) { r.Outside.Trace = r.Trace.Trace }, true},
 		"without a trace":            {func(r *proxy.Record) { r.Trace, r.Status = tracecontext.Context{}, 500 }, false},
@@ -368,7 +368,7 @@ func FuzzWhateverStandsInARequestCanBeRead(f *testing.F) {
 	e := exporter(f, Options{URL: sink.URL})
 	f.Fuzz(func(t *testing.T, method, host, path, endpoint, protocol string, status uint16) {
 		r := sampled()
-		r.Method, r.Host, r.Path, r.Protocol, r.Status, r.Tenant, r.Route = method, host, path, protocol, int(status), host, path
+		r.Method, r.Host, r.Path, r.Protocol, r.Status, r.Tenant, r.Route, r.Pattern = method, host, path, protocol, int(status), host, path, path
 		r.Tries = slices.Repeat([]record.Attempt{{Number: 1, Status: status, Endpoint: endpoint}}, 8)
 		before := len(sink.Spans())
 		var b buffer

@@ -29,7 +29,7 @@ func TestProxySendsTracesToACollector(t *testing.T) {
 	harness.Eventually(t, 5*time.Second, "the spans have come", func() bool { return len(sink.Of(id)) == 2 })
 	s, a := sink.Of(id)[0], sink.Of(id)[1]
 	if s.Name != "GET orders" || s.Resource["service.name"] != "cellgate-proxy" || s.Resource["cloud.region"] != "eu" || len(s.Links) != 1 || s.Parent() != "" ||
-		s.Text("url.path") != "/v1/orders/7" || a.Parent() != s.ID() || a.Text("server.address")+fmt.Sprint(":", a.Number("server.port")) != backend {
+		s.Text("url.path") != "/v1/orders/7" || s.Text("http.route") != "/v1/orders/{id}" || a.Parent() != s.ID() || a.Text("server.address")+fmt.Sprint(":", a.Number("server.port")) != backend {
 		t.Errorf("%v\n%v", s, a)
 	}
 	if traceparent := <-up; traceparent != "00-"+id+"-"+a.ID()+"-03" {
