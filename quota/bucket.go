@@ -48,11 +48,15 @@ func (d *demand) portion(want, free, fresh, share, chance float64) float64 {
 	return math.Floor(min(max(g, 0), max(free, 0)))
 }
 
-// Bucket is the one that every token of a key comes from. The zero value was empty at instant 0 and has filled up since, so
-// that a grantor that has just been started grants nothing twice and one that has been up for a while begins with full
-// buckets; a bucket that is Full may be forgotten.
+// atStart is the part of a burst that a bucket holds when its grantor starts, at least one token: a grantor that has lost its
+// memory gives no more than that twice, and doesn't refuse everybody for as long as a slow limit takes to fill.
+const atStart = 0.5
+
+// Bucket is the one that every token of a key comes from. The zero value was filled to atStart at instant 0 and has filled up since, so
+// that a grantor that has been up for a while begins with full buckets; a bucket that is Full may be forgotten.
 type Bucket struct {
 	demand
+	begun  bool
 	tokens float64 // below 0: overdrafts, which are paid before anything is granted
 	last   int64
 
@@ -66,7 +70,7 @@ func (b *Bucket) Full(now, day int64, l Limit) bool {
 	if l.Day > 0 {
 		return b.Used(day) == 0
 	}
-	return b.tokens+l.Rate*seconds(now-b.last) >= min(l.Burst, l.Rate*seconds(now))
+	return !b.begun || b.tokens+l.Rate*seconds(now-b.last) >= min(l.Burst, l.atStart()+l.Rate*seconds(now))
 }
 
 // Rush is how many tries a second the key has.
@@ -92,9 +96,14 @@ func (b *Bucket) fill(now, day int64, l Limit) {
 		b.tokens = float64(l.Day) - b.used
 		return
 	}
+	if !b.begun {
+		b.begun, b.tokens = true, l.atStart()
+	}
 	b.tokens = min(l.Burst, b.tokens+l.Rate*seconds(max(now-b.last, 0)))
 	b.last = max(now, b.last)
 }
+
+func (l Limit) atStart() float64 { return max(1, atStart*l.Burst) }
 
 // spend takes tokens out, or, below zero, puts them back.
 func (b *Bucket) spend(n float64, l Limit) {

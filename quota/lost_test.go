@@ -87,18 +87,22 @@ func TestADailyQuotaIsSpentToItsEndAndNewTheNextDay(t *testing.T) {
 	}
 }
 
-func TestAGrantorThatHasJustStartedGivesNothingTwice(t *testing.T) {
+func TestAGrantorThatHasJustStartedGivesHalfABurstTwice(t *testing.T) {
 	l := Limit{Rate: 1000, Burst: 200}
 	var b Bucket
 	ask := Ask{Tries: 300, Elapsed: 100 * ms, Want: 300}
-	if g := b.Grant(0, 0, l, ask, OfNodes(), 0); g.Tokens != 0 || g.Calm {
+	if g := b.Grant(0, 0, l, ask, OfNodes(), 0); g.Tokens != 100 || g.Calm {
 		t.Errorf("at its start it gave %+v", g)
+	}
+	var slow Bucket
+	if g := slow.Grant(0, 0, Per(1, time.Hour), ask, OfNodes(), 0); g.Tokens != 1 {
+		t.Errorf("of one an hour it gave %+v at its start", g)
 	}
 	var later Bucket
 	if g := later.Grant(1000*ms, 0, l, ask, OfNodes(), 0); g.Tokens != 200 {
 		t.Errorf("after a second it gave %+v", g)
 	}
-	if later.Full(1000*ms, 0, l) || !later.Full(1200*ms, 0, l) || !(&Bucket{}).Full(0, 3, PerDay(5)) {
+	if later.Full(1000*ms, 0, l) || !later.Full(1200*ms, 0, l) || b.Full(99*ms, 0, l) || !b.Full(201*ms, 0, l) || !(&Bucket{}).Full(0, 3, PerDay(5)) {
 		t.Error("Full")
 	}
 }

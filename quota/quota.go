@@ -8,8 +8,8 @@
 //	lease.Granted(now, sent, grant)
 //
 // A Branch is both: a holder towards the region that owns a worldwide limit, the grantor of its own region's nodes.
-// Promise: over any time T, admitted ≤ Rate·T + Burst + tokens on lease at its start + overdraft unpaid at its end,
-// the overdraft of holders that died counting as unpaid.
+// Promise: over any time T, admitted ≤ Rate·T + Burst + tokens on lease at its start + overdraft unpaid at its end.
+// The overdraft of holders that died counts as unpaid, and so does the half burst that a grantor has each time it starts.
 //
 // Instants are nanoseconds of the caller's own monotonic clock; no instant ever crosses from one process to another.
 package quota

@@ -27,7 +27,7 @@ type world struct {
 
 	admitted, refused, waited, asks float64
 	lone                            float64 // admitted without a grantor
-	unpaid                          float64 // overdraft that died with its holder
+	unpaid                          float64 // overdraft that died with its holder, and what grantors had at their start
 }
 
 type grantor struct {
@@ -81,7 +81,7 @@ func newWorld(seed uint64, limit Limit, regions, nodes int) *world {
 // bear starts the controller of a region with nothing in its memory.
 func (w *world) bear(i int) {
 	if i == 0 {
-		w.unpaid += max(0, -w.home.tokens)
+		w.unpaid += max(0, -w.home.tokens) + w.limit.atStart()
 		w.home = grantor{born: w.now}
 		return
 	}

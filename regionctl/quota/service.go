@@ -7,7 +7,7 @@
 //	err := s.Abroad(region).Serve(ctx, client) // this region's own leases
 //
 // A worldwide limit is owned by the region that its key hashes to, so every controller names the same one without asking.
-// Buckets are in memory: a controller that starts anew begins with empty ones. What is spent of daily quotas is stored.
+// Buckets are in memory: a controller that starts anew begins with half-full ones. What is spent of daily quotas is stored.
 package quota
 
 import (
@@ -38,7 +38,7 @@ const (
 type Options struct {
 	Region   cells.RegionID
 	Topology cells.Topology
-	// Clock is monotonic, in ns since the service was made: buckets were empty at 0.
+	// Clock is monotonic, in ns since the service was made: buckets were half full at 0.
 	Clock func() int64
 	Now   func() time.Time // for the date
 	// Backed says that a backend has the buckets of all rates, and this service leases from it: Backend. Daily quotas stay here,

@@ -19,7 +19,7 @@ for i = 2, #KEYS do
   local rate, burst, strict, tries, elapsed = tonumber(ARGV[a]), tonumber(ARGV[a + 1]), ARGV[a + 2] == '1', tonumber(ARGV[a + 3]), tonumber(ARGV[a + 4])
   local want, back, debt, chance = tonumber(ARGV[a + 5]), tonumber(ARGV[a + 6]), tonumber(ARGV[a + 7]), tonumber(ARGV[a + 8])
   local h = redis.call('HMGET', KEYS[i], 'tokens', 'last', 'smooth', 'sum', 'active', 'asked', 'began')
-  local tokens, last = tonumber(h[1] or 0), tonumber(h[2] or born)
+  local tokens, last = tonumber(h[1] or math.max(1, 0.5 * burst)), tonumber(h[2] or born)
   local smooth, sum, active, asked, began = tonumber(h[3] or 0), tonumber(h[4] or 0), tonumber(h[5] or 0), tonumber(h[6] or 0), tonumber(h[7] or born)
   -- A clock that was set back fills nothing until it has caught up, but is not waited for longer than a second.
   if last > now + 1000000 then last = now end

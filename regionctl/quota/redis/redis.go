@@ -4,7 +4,7 @@
 //	r, err := redis.New("redis://10.0.0.5:6379/2", readPassword)
 //	err = leases.Serve(ctx, r) // nodeapi.Leases: the region's own leases from it
 //
-// The server's clock is the only one. A server that has lost its memory begins with empty buckets, as a controller does; one that
+// The server's clock is the only one. A server that has lost its memory begins with half-full buckets, as a controller does; one that
 // answers an error, or nothing, is a grantor that is lost.
 package redis
 
