@@ -118,11 +118,11 @@ redis:
 # Figures of a node while what is behind it or before it goes wrong (docs/resilience.md), about eight minutes. They are of phases that
 # take turns, but the machine has to have time: beside other work, run it as chrt -r 1 make e2e-resilience.
 e2e-resilience: build
-	CELLGATE_TEST_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 20m -tags long -v -run Resilience ./test/e2e
+	$(E2E) -timeout 20m -tags long -v -run Resilience ./test/e2e
 
 # Bad and good versions on real processes, each of which the judge must stop at its canary or let pass: about twenty minutes.
 e2e-judge: build
-	CELLGATE_TEST_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 30m -tags long -v -run JudgeStops ./test/e2e
+	$(E2E) -timeout 30m -tags long -v -run JudgeStops ./test/e2e
 
 # Every point at which a leader may die, and more worlds and rollouts than `make unit` plays: a few minutes.
 unit-long:
