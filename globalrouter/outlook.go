@@ -1,12 +1,12 @@
 package globalrouter
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -212,7 +212,8 @@ func (o *Outlook) merge(l signedOrders) error {
 			return fmt.Errorf("evacuations: form %d is not readable here", e.Form)
 		}
 	}
-	if by == o.Config.Region && !l.Adds {
+	own, before := by == o.Config.Region && !l.Adds, o.orders
+	if own {
 		o.lists, o.orders = nil, nil
 	}
 	now := o.Now()
@@ -221,7 +222,7 @@ func (o *Outlook) merge(l signedOrders) error {
 	})
 	slices.SortStableFunc(all, func(x, y cells.Evacuation) int { return y.Expires.Compare(x.Expires) })
 	o.orders = all[:min(len(all), maxOrders)]
-	if slices.ContainsFunc(o.lists, func(k signedOrders) bool { return bytes.Equal(k.Envelope, l.Envelope) }) {
+	if !own && reflect.DeepEqual(before, o.orders) {
 		return nil
 	}
 	if o.lists = append(o.lists, l); len(o.lists) > maxLists {

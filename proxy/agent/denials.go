@@ -151,21 +151,15 @@ func (d *denials) take(s signedBy, now time.Time) (news bool, err error) {
 	}
 	d.confirm(now)
 	d.mu.Lock()
-	before := denylist.Digest(d.entries)
 	d.entries = denylist.Current(denylist.Unite(d.entries, list.Entries), now)
-	news = denylist.Digest(d.entries) != before
 	d.mu.Unlock()
-	later := func(k signedBy) bool { return k.By == s.By && k.At.After(s.At) }
-	if !news && slices.ContainsFunc(d.kept, later) {
-		return false, nil // overtaken on its way by the one that followed it
-	}
 	d.keep(s, now)
 	return true, nil
 }
 
-// keep puts a list beside the others, for the disk. The newest of each controller stays, since beats confirm it, and an older one
-// as long as it says what no other does: a controller that started while its store was away knows less than it did before, and
-// one whose clock was set back seems to say first what it says last.
+// keep puts a list beside the others, for the disk. The newest of each controller stays, since beats confirm it: by the
+// controller's clock, which may have been set back, and by its arrival, since lists may overtake each other. An older one stays
+// as long as it says what no other does: a controller that started while its store was away knows less than it did before.
 func (d *denials) keep(s signedBy, now time.Time) {
 	d.kept = append(d.kept, s)
 	for i := 0; i < len(d.kept); {
@@ -180,7 +174,7 @@ func (d *denials) keep(s signedBy, now time.Time) {
 }
 
 func followed(k signedBy, by []signedBy) bool {
-	return slices.ContainsFunc(by, func(o signedBy) bool { return o.By == k.By && !o.At.Before(k.At) })
+	return slices.ContainsFunc(by, func(o signedBy) bool { return o.By == k.By && !o.At.Before(k.At) && !o.Accepted.Before(k.Accepted) })
 }
 
 func saysMore(k signedBy, than []signedBy, now time.Time) bool {

@@ -150,6 +150,17 @@ func TestADenylistThatNobodyConfirmsForAMinuteIsAnAlarm(t *testing.T) {
 	if _, age := n.denied.status(now.Add(200 * time.Second)); age != 0 || !strings.Contains(log.String(), "up to date again") {
 		t.Fatalf("age %v after a beat", age)
 	}
+	// A list that says less than the one before it, by a clock that was set back, is confirmed like any other.
+	back := denylist.NewList("eu-west", nil, now.Add(-time.Hour))
+	take(back, now.Add(210*time.Second))
+	for s := 215; s <= 300; s += 15 {
+		at := now.Add(time.Duration(s) * time.Second)
+		take(back.NewBeat(at), at)
+		n.denied.watch(at)
+	}
+	if alarms() != 1 {
+		t.Fatalf("%d alarms after the clock was set back", alarms())
+	}
 	n.denied.watch(now.Add(time.Hour))
 	if set.Load().User("i", "ann") {
 		t.Fatal("an expired entry still denies")
