@@ -17,10 +17,10 @@ import (
 )
 
 // Copy is a place that holds what the node's cell serves, besides the controllers: a peer's disk, an object store.
-// Nothing that it gives is believed: targets and manifests are verified by signature, shards by digest, as pushed ones are.
+// Nothing that it gives is believed: targets, manifests and denylists are verified by signature, shards by digest, as pushed ones are.
 type Copy interface {
-	// Targets are the signed targets on offer, in any order. What can't be asked has none.
-	Targets(ctx context.Context) [][]byte
+	// Ask gives the signed targets on offer and the signed denylists that are known, in any order. What can't be asked has none.
+	Ask(ctx context.Context) (targets, denylists [][]byte)
 	fetcher
 }
 
@@ -31,9 +31,10 @@ const (
 	maxOffers    = 3                // targets of one copy that are tried, newest first
 )
 
-// bootFromCopies serves what a copy of the cell has, while nothing is served and no controller has spoken.
+// bootFromCopies serves what a copy of the cell has, while nothing is served and no controller has spoken. Whom the cell denies it
+// hears first: a new node lets nobody in whom the others refuse.
 func (a *Agent) bootFromCopies(ctx context.Context) {
-	if a.live != nil || len(a.opt.Copies) == 0 {
+	if a.live != nil && a.denied.known || len(a.opt.Copies) == 0 {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, copyLimit)
@@ -51,7 +52,12 @@ func (a *Agent) bootFromCopies(ctx context.Context) {
 		if spoken || ctx.Err() != nil {
 			return
 		}
-		for _, o := range a.offers(c.Targets(ctx)) {
+		targets, denylists := c.Ask(ctx)
+		a.denied.hear(denylists, time.Now())
+		if a.live != nil {
+			continue
+		}
+		for _, o := range a.offers(targets) {
 			err := a.adopt(ctx, c, o)
 			if err == nil {
 				return
@@ -161,6 +167,9 @@ func (a *Agent) Target() []byte {
 	defer a.mu.Unlock()
 	return a.held
 }
+
+// Denylists are signed denylists that say whom the node denies, for its peers, the last first.
+func (a *Agent) Denylists() [][]byte { return a.denied.envelopes(time.Now()) }
 
 // Blob is a stored manifest or shard, proved by its digest. It may be called from any goroutine: files are only ever
 // written whole under their digest.

@@ -4,10 +4,14 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"os"
+	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/cellgate/cellgate/denylist"
 	"github.com/cellgate/cellgate/regionctl/rollout"
 	"github.com/cellgate/cellgate/report"
 	"github.com/cellgate/cellgate/trust"
@@ -15,17 +19,18 @@ import (
 
 // copyOf is a copy made of what a controller once gave out.
 type copyOf struct {
-	mu      sync.Mutex
-	targets [][]byte
-	blobs   map[string][]byte
-	fetches int
-	stall   bool
+	mu        sync.Mutex
+	targets   [][]byte
+	denylists [][]byte
+	blobs     map[string][]byte
+	fetches   int
+	stall     bool
 }
 
-func (c *copyOf) Targets(context.Context) [][]byte {
+func (c *copyOf) Ask(context.Context) (targets, denylists [][]byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.targets
+	return c.targets, c.denylists
 }
 
 func (c *copyOf) Fetch(ctx context.Context, digests []string) (map[string][]byte, error) {
@@ -122,5 +127,32 @@ func TestAControllerInterruptsALookAtCopies(t *testing.T) {
 	defer c.mu.Unlock()
 	if c.fetches > 1 {
 		t.Errorf("%d fetches from the copy while a controller answers", c.fetches)
+	}
+}
+
+// A node that starts while no controller is there lets nobody in whom its peers refuse, be it new or have it lost its list.
+func TestANodeHearsFromItsPeersWhomTheyDeny(t *testing.T) {
+	w, now := newWorld(t), time.Now() // no controller is started
+	envelope := func(by *trust.Signer, who string) []byte {
+		return w.ctl.denylist(by, denylist.NewList("eu-west", []denylist.Entry{denial(who, false, now)}, now)).GetDenylist().GetEnvelope()
+	}
+	c := &copyOf{blobs: w.ctl.blobs, targets: [][]byte{w.ctl.target(1, 1, w.ctl.publish(1, "a", 3))}, denylists: [][]byte{
+		envelope(w.signer(trust.RoleProxy, "eu-west/a/2"), "bob"), envelope(w.ctl.signer, "ann")}}
+	dir, set := t.TempDir(), &atomic.Pointer[denylist.Set]{}
+	start := func() *proxy {
+		return w.node(dir, func(o *Options) { o.Copies, o.Deny = []Copy{c}, set.Store })
+	}
+	p := start()
+	w.eventually("serving", func() bool { return p.serving() == 1 })
+	if !set.Load().User("i", "ann") || set.Load().User("i", "bob") || len(p.Denylists()) != 1 {
+		t.Fatal("it does not know whom its peers deny, or believes a proxy")
+	}
+	p.stop()
+	set.Store(nil)
+	must(t, os.WriteFile(filepath.Join(dir, "denylist.json"), []byte("{"), 0o600))
+	p = start()
+	w.eventually("a list in the place of the damaged one", func() bool { return set.Load().User("i", "ann") })
+	if _, age := p.denied.status(time.Now().Add(2 * time.Minute)); age < 2*time.Minute {
+		t.Errorf("by a peer's word the list is %v old", age)
 	}
 }

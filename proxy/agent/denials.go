@@ -22,10 +22,10 @@ const StaleDenylist = time.Minute
 const maxKept = 8
 
 // denials is the node's denylist. Its loop is its own, so that a denial never waits for a snapshot that is being fetched.
-// Lists are united, never replaced: what one controller doesn't know of, another may.
+// Lists are united, never replaced: what one controller doesn't know of, another may. Peers are asked for theirs at the start.
 type denials struct {
 	id     cells.NodeID
-	disk   durable.Keeper // owned by the loop
+	disk   durable.Keeper // guarded by turn
 	verify func(envelope []byte, at time.Time) (payload []byte, by trust.Identity, err error)
 	apply  func(*denylist.Set)
 	log    *slog.Logger
@@ -38,9 +38,11 @@ type denials struct {
 	fresh   time.Time // when a controller last said or confirmed the list; the start of the process until then
 	stale   bool      // the alarm was given
 
-	// Owned by the loop.
+	turn sync.Mutex // held by whoever takes lists in, and for what follows; before mu
 	kept []signedBy
 	next time.Time // when the next entry expires
+
+	known bool // there was a list on disk at the start
 }
 
 // signedBy is a list of one controller as it was signed, at At by its clock.
@@ -52,6 +54,7 @@ type signedBy struct {
 	Envelope []byte       `json:"envelope"`
 
 	entries []denylist.Entry
+	heard   bool // from a peer: no controller confirms it by that
 }
 
 // storedDenials is the form of denylist.json.
@@ -103,7 +106,6 @@ func (d *denials) run(ctx context.Context) error {
 			d.takeAll(time.Now())
 		case <-tick.C:
 			d.watch(time.Now())
-			d.disk.Retry(time.Now())
 		}
 	}
 }
@@ -113,9 +115,18 @@ func (d *denials) takeAll(now time.Time) {
 	waiting := d.waiting
 	d.waiting = nil
 	d.mu.Unlock()
+	d.takeIn(waiting, false, now)
+}
+
+// hear takes in what peers keep.
+func (d *denials) hear(envelopes [][]byte, now time.Time) { d.takeIn(envelopes, true, now) }
+
+func (d *denials) takeIn(envelopes [][]byte, heard bool, now time.Time) {
+	d.turn.Lock()
+	defer d.turn.Unlock()
 	changed := false
-	for _, envelope := range waiting {
-		news, err := d.take(signedBy{Accepted: now, Envelope: envelope}, now)
+	for _, envelope := range envelopes {
+		news, err := d.take(signedBy{Accepted: now, Envelope: envelope, heard: heard}, now)
 		if err != nil {
 			d.log.Warn("denylist refused", "error", err)
 		}
@@ -143,13 +154,13 @@ func (d *denials) take(s signedBy, now time.Time) (news bool, err error) {
 	}
 	s.By, s.Digest, s.At, s.entries = by.ID, list.Digest, list.At, list.Entries
 	if slices.ContainsFunc(d.kept, func(k signedBy) bool { return k.By == s.By && k.Digest == s.Digest }) {
-		d.confirm(now)
+		d.confirm(s, now)
 		return false, nil
 	}
 	if list.Beat {
 		return false, nil // its list is on the way, and fresh only then
 	}
-	d.confirm(now)
+	d.confirm(s, now)
 	d.mu.Lock()
 	d.entries = denylist.Current(denylist.Unite(d.entries, list.Entries), now)
 	d.mu.Unlock()
@@ -187,7 +198,10 @@ func saysMore(k signedBy, than []signedBy, now time.Time) bool {
 	return denylist.Digest(denylist.Current(all, now)) != denylist.Digest(denylist.Current(known, now))
 }
 
-func (d *denials) confirm(now time.Time) {
+func (d *denials) confirm(by signedBy, now time.Time) {
+	if by.heard {
+		return
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.fresh = now
@@ -216,6 +230,9 @@ func (d *denials) put(now time.Time) {
 
 // watch lets entries expire and gives the alarm for a list that nobody has confirmed for too long.
 func (d *denials) watch(now time.Time) {
+	d.turn.Lock()
+	defer d.turn.Unlock()
+	d.disk.Retry(now)
 	if !d.next.IsZero() && !now.Before(d.next) {
 		d.put(now)
 	}
@@ -236,14 +253,30 @@ func (d *denials) status(now time.Time) (entries int, age time.Duration) {
 
 // load brings back what was known before the restart. The list is not fresh by that.
 func (d *denials) load(now time.Time) {
+	d.turn.Lock()
+	defer d.turn.Unlock()
 	var stored storedDenials
-	_, err := durable.ReadForm(d.disk.Path, denialsForm, &stored)
+	found, err := durable.ReadForm(d.disk.Path, denialsForm, &stored)
 	for _, l := range stored.Lists {
 		_, unusable := d.take(l, now)
 		err = errors.Join(err, unusable)
 	}
+	d.known = found && err == nil
 	if err != nil {
 		d.log.Error("the stored denylist is not usable; waiting for a controller to say it", "error", err)
 	}
 	d.put(now)
+}
+
+// envelopes are lists that say together what all that are kept say, the last first.
+func (d *denials) envelopes(now time.Time) (out [][]byte) {
+	d.turn.Lock()
+	defer d.turn.Unlock()
+	var chosen []signedBy
+	for _, k := range slices.Backward(d.kept) {
+		if saysMore(k, chosen, now) {
+			chosen, out = append(chosen, k), append(out, k.Envelope)
+		}
+	}
+	return out
 }

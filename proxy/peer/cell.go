@@ -18,7 +18,7 @@ import (
 const (
 	askLimit = 2 * time.Second
 	maxAsked = 16       // peers of one look, all at once: a look must not take longer for those that hang
-	maxOffer = 16 << 20 // bytes of one signed target
+	maxOffer = 16 << 20 // bytes of what one peer offers, target and denylists
 )
 
 func patience() []time.Duration { return []time.Duration{3 * time.Second, 30 * time.Second} }
@@ -49,10 +49,9 @@ func (c *Cell) some() []string {
 	return all[:min(len(all), maxAsked)]
 }
 
-// Targets asks the peers what they serve. Who doesn't answer in time has nothing.
-func (c *Cell) Targets(ctx context.Context) [][]byte {
+// Ask asks the peers what they serve and whom they deny. Who doesn't answer in time has nothing.
+func (c *Cell) Ask(ctx context.Context) (targets, denylists [][]byte) {
 	var mu sync.Mutex
-	var found [][]byte
 	var answered []string
 	var wg sync.WaitGroup
 	for _, p := range c.some() {
@@ -65,10 +64,13 @@ func (c *Cell) Targets(ctx context.Context) [][]byte {
 			}
 			mu.Lock()
 			defer mu.Unlock()
+			target := false // one is all that a peer serves
 			for _, m := range reply.GetMessages() {
-				if e := m.GetTarget().GetEnvelope(); e != nil {
-					found, answered = append(found, e), append(answered, p)
-					break // one is all that a peer serves
+				if e := m.GetTarget().GetEnvelope(); e != nil && !target {
+					targets, answered, target = append(targets, e), append(answered, p), true
+				}
+				if e := m.GetDenylist().GetEnvelope(); e != nil {
+					denylists = append(denylists, e)
 				}
 			}
 		})
@@ -77,7 +79,7 @@ func (c *Cell) Targets(ctx context.Context) [][]byte {
 	c.mu.Lock()
 	c.answered = answered
 	c.mu.Unlock()
-	return found
+	return targets, denylists
 }
 
 // Fetch gets all blobs from one peer, verified by digest.

@@ -61,11 +61,13 @@ func (r *realm) as(role trust.Role, id cells.NodeID) *tls.Config {
 
 // shelf is a node's copy.
 type shelf struct {
-	target []byte
-	blobs  map[string][]byte
+	target    []byte
+	denylists [][]byte
+	blobs     map[string][]byte
 }
 
-func (s shelf) Target() []byte { return s.target }
+func (s shelf) Target() []byte      { return s.target }
+func (s shelf) Denylists() [][]byte { return s.denylists }
 func (s shelf) Blob(d string) ([]byte, error) {
 	if b, ok := s.blobs[d]; ok {
 		return b, nil
@@ -130,13 +132,13 @@ func stalled(t *testing.T) string {
 
 func TestPeersOfTheCellGiveWhatTheyServe(t *testing.T) {
 	r := newRealm(t)
-	full := &shelf{target: []byte("signed target")}
+	full := &shelf{target: []byte("signed target"), denylists: [][]byte{[]byte("denylist"), make([]byte, 9<<20), []byte("beyond the bound")}}
 	want := []string{full.add("manifest"), full.add(strings.Repeat("shard", 200_000))}
 	addresses := []string{stalled(t), r.serve("e/a/2", shelf{}), r.serve("e/a/3", full), "127.0.0.1:1"}
 	c := &peer.Cell{Peers: addresses, TLS: r.as(trust.RoleProxy, "e/a/1")}
 	begin := time.Now()
-	if got := c.Targets(t.Context()); len(got) != 1 || string(got[0]) != "signed target" {
-		t.Fatalf("targets %q", got)
+	if got, denied := c.Ask(t.Context()); len(got) != 1 || string(got[0]) != "signed target" || len(denied) != 1 || string(denied[0]) != "denylist" {
+		t.Fatalf("targets %q, %d denylists", got, len(denied))
 	}
 	blobs, err := c.Fetch(t.Context(), want)
 	if err != nil || len(blobs) != 2 || string(blobs[want[0]]) != "manifest" || len(blobs[want[1]]) != 1_000_000 {
@@ -159,7 +161,7 @@ func TestACellsConfigurationIsForItsOwnProxiesAlone(t *testing.T) {
 		"another world": trust.ClientTLS(other.signer(trust.RoleProxy, "e/a/1"), r.roots, trust.RoleProxy),
 	} {
 		c := &peer.Cell{Peers: []string{at}, TLS: cfg}
-		if got := c.Targets(t.Context()); len(got) != 0 {
+		if got, _ := c.Ask(t.Context()); len(got) != 0 {
 			t.Errorf("%s was given a target", name)
 		}
 		if _, err := c.Fetch(t.Context(), []string{d}); err == nil {
@@ -167,7 +169,7 @@ func TestACellsConfigurationIsForItsOwnProxiesAlone(t *testing.T) {
 		}
 	}
 	mine := &peer.Cell{Peers: []string{at}, TLS: other.as(trust.RoleProxy, "e/a/1")}
-	if got := mine.Targets(t.Context()); len(got) != 0 {
+	if got, _ := mine.Ask(t.Context()); len(got) != 0 {
 		t.Error("a peer of another world was listened to")
 	}
 }
@@ -183,7 +185,7 @@ func TestPeersThatHangCostALookOnce(t *testing.T) {
 	}
 	c.Peers = append(c.Peers, r.serve("e/a/3", full))
 	begin := time.Now()
-	if got := c.Targets(t.Context()); len(got) != 1 {
+	if got, _ := c.Ask(t.Context()); len(got) != 1 {
 		t.Fatalf("targets %q", got)
 	}
 	for range 3 {
@@ -214,13 +216,16 @@ func TestIdleAndForeignPeersKeepNobodyOut(t *testing.T) {
 	for range 200 {
 		hold(foreign)
 	}
-	if got := asked.Targets(t.Context()); len(got) != 1 {
+	if got, _ := asked.Ask(t.Context()); len(got) != 1 {
 		t.Error("peers of another cell take all places")
 	}
 	for range 100 {
 		hold(own)
 	}
-	for end := time.Now().Add(20 * time.Second); len(asked.Targets(t.Context())) == 0; {
+	for end := time.Now().Add(20 * time.Second); ; {
+		if got, _ := asked.Ask(t.Context()); len(got) > 0 {
+			break
+		}
 		if time.Now().After(end) {
 			t.Fatal("peers that do nothing hold all places")
 		}
@@ -264,7 +269,7 @@ func TestAnObjectStoreIsReadAndNotBelieved(t *testing.T) {
 	}))
 	defer srv.Close()
 	store := &peer.Store{Prefix: srv.URL + "/copy/", Region: "eu-west"}
-	if got := store.Targets(t.Context()); len(got) != 1 || string(got[0]) != "signed target" {
+	if got, _ := store.Ask(t.Context()); len(got) != 1 || string(got[0]) != "signed target" {
 		t.Errorf("targets %q", got)
 	}
 	if got, err := store.Fetch(t.Context(), []string{d}); err != nil || string(got[d]) != "shard" {
@@ -275,7 +280,7 @@ func TestAnObjectStoreIsReadAndNotBelieved(t *testing.T) {
 			t.Errorf("%s was taken", bad)
 		}
 	}
-	if got := (&peer.Store{Prefix: srv.URL, Region: "mars"}).Targets(t.Context()); len(got) != 0 {
+	if got, _ := (&peer.Store{Prefix: srv.URL, Region: "mars"}).Ask(t.Context()); len(got) != 0 {
 		t.Errorf("targets %q", got)
 	}
 }

@@ -40,12 +40,14 @@ const (
 type Shelf interface {
 	// Target is the signed target that the node serves; nil while there is none.
 	Target() []byte
+	// Denylists are signed denylists that say whom the node denies, the last first.
+	Denylists() [][]byte
 	// Blob is a stored manifest or shard, proved by its digest.
 	Blob(digest string) ([]byte, error)
 }
 
 // Service gives the node's copy of the configuration to the peers of its own cell, in the words of the node protocol:
-// Poll gives the signed target, Fetch manifests and shards. It takes connections whose handshake is done.
+// Poll gives the signed target and denylists, Fetch manifests and shards. It takes connections whose handshake is done.
 type Service struct {
 	nodeapi.UnimplementedControllerServer
 	cell    cells.CellID
@@ -164,11 +166,21 @@ func (s *Service) may(id trust.Identity) bool {
 	return id.Role == trust.RoleProxy && id.ID.Cell() == s.cell
 }
 
-// Poll gives the signed target that the node serves, if there is one.
+// maxDenylists bounds the denylists of one answer, in bytes; the peers have what is beyond.
+const maxDenylists = maxOffer / 2
+
+// Poll gives the signed target that the node serves, if there is one, and the denylists that it keeps.
 func (s *Service) Poll(_ context.Context, _ *nodeapi.Hello) (*nodeapi.PollReply, error) {
 	reply := &nodeapi.PollReply{}
 	if t := s.shelf.Target(); t != nil {
 		reply.Messages = []*nodeapi.Down{{Message: &nodeapi.Down_Target{Target: &nodeapi.Signed{Envelope: t}}}}
+	}
+	size := 0
+	for _, l := range s.shelf.Denylists() {
+		if size += len(l); size > maxDenylists {
+			break
+		}
+		reply.Messages = append(reply.Messages, &nodeapi.Down{Message: &nodeapi.Down_Denylist{Denylist: &nodeapi.Signed{Envelope: l}}})
 	}
 	return reply, nil
 }

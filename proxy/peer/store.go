@@ -54,17 +54,17 @@ func (s *Store) client() (client *http.Client, done func()) {
 	return &http.Client{Transport: t, Timeout: storeLimit, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}, t.CloseIdleConnections
 }
 
-// Targets gives the region's target if the store has one.
-func (s *Store) Targets(ctx context.Context) [][]byte {
+// Ask gives the region's target if the store has one; it has no denylists.
+func (s *Store) Ask(ctx context.Context) (targets, denylists [][]byte) {
 	ctx, cancel := context.WithTimeout(ctx, askLimit)
 	defer cancel()
 	client, done := s.client()
 	defer done()
 	raw, err := s.get(ctx, client, "/targets/"+string(s.Region), maxOffer)
 	if err != nil {
-		return nil
+		return nil, nil
 	}
-	return [][]byte{raw}
+	return [][]byte{raw}, nil
 }
 
 // Fetch gets all blobs, verified by digest.
