@@ -99,3 +99,24 @@ func TestALeaseThatIsNotUsedCostsNothing(t *testing.T) {
 		}
 	}
 }
+
+// A region that the owner is far from admits ahead of its first answer, not of each: who comes slowly is limited there, too.
+func TestAKeyThatIsColdAgainIsNotNew(t *testing.T) {
+	for _, between := range []int64{0, 60 * ms} {
+		for _, strict := range []bool{false, true} {
+			limit := Per(5, time.Hour)
+			limit.Strict = strict
+			w := newWorld(1, limit, 3, 3)
+			w.between = between
+			for i := range 60 {
+				w.request(w.nodes[1+i%2])
+				for range 1100 * ms / step {
+					w.tick()
+				}
+			}
+			if most := limit.Burst + 2*(coldCredit*limit.Burst+1); w.admitted > most || w.admitted < limit.Burst-2 {
+				t.Errorf("%d ms apart, strict %v: %.0f admitted in a minute, of 5 an hour", between/ms, strict, w.admitted)
+			}
+		}
+	}
+}
