@@ -22,7 +22,7 @@ func (b *Branch) Grant(now, lost int64, weight float64, a Ask, t Terms, chance f
 	l.tries += a.Tries
 	b.settle(now, lost, a)
 	free, fresh := b.free(now, lost, weight)
-	cold := lost == 0 && now >= l.known && now >= l.pause // what was scarce is so until it may be there again
+	cold := lost == 0 && now >= l.known && now >= l.pause && !l.Over() // what was scarce is so until it may be there again
 	g := Grant{Share: share * l.share, Left: l.left, Pause: max(l.pause-now, 0)}
 	if cold {
 		g.Share = share

@@ -104,18 +104,20 @@ func TestALeaseThatIsNotUsedCostsNothing(t *testing.T) {
 func TestAKeyThatIsColdAgainIsNotNew(t *testing.T) {
 	for _, between := range []int64{0, 60 * ms} {
 		for _, strict := range []bool{false, true} {
-			limit := Per(5, time.Hour)
-			limit.Strict = strict
-			w := newWorld(1, limit, 3, 3)
-			w.between = between
-			for i := range 60 {
-				w.request(w.nodes[1+i%2])
-				for range 1100 * ms / step {
-					w.tick()
+			for _, limit := range []Limit{Per(5, time.Hour), PerDay(40)} {
+				limit.Strict = strict
+				w := newWorld(1, limit, 3, 3)
+				w.between = between
+				for i := range 120 {
+					w.request(w.nodes[1+i%2])
+					for range 1100 * ms / step {
+						w.tick()
+					}
 				}
-			}
-			if most := limit.Burst + 2*(coldCredit*limit.Burst+1); w.admitted > most || w.admitted < limit.Burst-2 {
-				t.Errorf("%d ms apart, strict %v: %.0f admitted in a minute, of 5 an hour", between/ms, strict, w.admitted)
+				whole := max(limit.Burst, float64(limit.Day))
+				if most := whole + 2*(coldCredit*limit.Burst+1); w.admitted > most || w.admitted < whole/2 {
+					t.Errorf("%d ms apart, %+v: %.0f admitted in two minutes", between/ms, limit, w.admitted)
+				}
 			}
 		}
 	}

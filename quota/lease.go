@@ -96,7 +96,7 @@ func (l *Lease) Take(now, lost int64, weight float64, waits int) Verdict {
 	case l.mayWait(now, waits):
 		l.parked++
 		return Wait
-	case (l.calm || now >= l.known) && l.ahead(now, weight):
+	case (l.calm || now >= l.known && !l.Over()) && l.ahead(now, weight):
 		l.debt++
 		return Admit
 	}
