@@ -135,6 +135,28 @@ upstreams: [{id: u, endpoints: ["10.0.0.1:80"]}` + more + `]
 	}
 }
 
+// A shard that is taken over asks its hosts' clients for what the policies say now.
+func TestClientsAreAskedForCertificatesOnceATokenNeedsThem(t *testing.T) {
+	document := func(bound string) string {
+		return `
+routes: [{id: a, match: {host: a.example, path: /}, upstream: u, auth: p}]
+upstreams: [{id: u, endpoints: ["10.0.0.1:80"]}]
+policies: [{id: p, jwt: {issuer: i, audience: a, jwks: "https://id.example/keys"` + bound + `}}]
+`
+	}
+	p := compile(t, document(""), nil)
+	if p.AsksClients() {
+		t.Error("certificates are asked for that nobody needs")
+	}
+	p = compile(t, document(", certificate_bound: true"), p)
+	if trust := p.Trust("a.example"); trust == nil || trust.Hint != nil || p.Trust("b.example") != nil {
+		t.Errorf("%+v", trust)
+	}
+	if p = compile(t, document(""), p); p.AsksClients() {
+		t.Error("certificates are asked for that nobody needs any more")
+	}
+}
+
 // TestTheTenantComesFromTheHostAlone is A7.
 func TestTheTenantComesFromTheHostAlone(t *testing.T) {
 	p := compile(t, text(), nil)
