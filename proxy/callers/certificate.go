@@ -23,7 +23,10 @@ func (a *Authenticator) certificate(c *proxy.Credentials, id *proxy.Identity, no
 		if secret == nil {
 			return reason.AuthUnavailable
 		}
-		l, _ := secret.Value.(*auth.Revocations)
+		l, ok := secret.Value.(*auth.Revocations)
+		if !ok { // a newer program takes the file for something else
+			return reason.AuthUnavailable
+		}
 		lists = append(lists, l)
 	}
 	r, known := v.Judge(c.Certificate, lists, now)

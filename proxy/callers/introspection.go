@@ -116,12 +116,16 @@ func (o *opaqueTokens) ask(v *auth.Introspector, key memo.Key, token string, c *
 	if secret == nil {
 		return nil
 	}
+	shown, ok := secret.Value.(string)
+	if !ok { // a newer program takes the file for something else
+		return nil
+	}
 	s := ask.Of[auth.Result](o.services, askRule("introspection", rule.URL, rule.Remote))
 	if s == nil {
 		return nil
 	}
 	q := ask.Question{Key: key, Source: c.Peer, Known: known, Make: func(ctx context.Context, to string) (*http.Request, error) {
-		return introspection(ctx, to, token, rule.ClientID, secret.Value.(string))
+		return introspection(ctx, to, token, rule.ClientID, shown)
 	}}
 	return s.Ask(q, func(status int, header http.Header, body []byte, now time.Time) (auth.Result, error) {
 		if status != http.StatusOK || !isJSON(header) {

@@ -115,6 +115,14 @@ func TestNothingHoldsBeyondTheTokensEnd(t *testing.T) {
 	w.holds("ended, and the provider is gone", "a", down, reason.AuthUnavailable, 1)
 }
 
+func TestASecretThatANewerProgramTakesForSomethingElseIsNone(t *testing.T) {
+	w := newOpaqueWorld(t, snapshot.Introspection{})
+	if err := w.a.secrets.Want(other("s")); err != nil {
+		t.Fatal(err)
+	}
+	w.holds("unknown", "a", active, reason.AuthUnavailable, 0)
+}
+
 // Providers say "never" in years that nanoseconds don't reach; such a token is known for as long as others are.
 func TestATokenThatNeverEndsIsKnown(t *testing.T) {
 	w := newOpaqueWorld(t, snapshot.Introspection{})

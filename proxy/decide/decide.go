@@ -174,7 +174,11 @@ func (d *Decisions) ask(c *Case, key memo.Key) *ask.Flight[bool] {
 		if secret == nil {
 			return nil
 		}
-		bearer, _ = secret.Value.(string)
+		text, ok := secret.Value.(string)
+		if !ok { // a newer program takes the file for something else
+			return nil
+		}
+		bearer = text
 	}
 	told, err := c.body()
 	r := c.Policy.OrDefault()

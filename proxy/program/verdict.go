@@ -182,7 +182,11 @@ func judgeJWT(q *inquiry, p *snapshot.Policy) Verdict {
 	if q.bearer() == "" {
 		return refusal(reason.TokenMissing, "there is no bearer token in Authorization")
 	}
-	return depends("a node checks the token: issuer %s, audience %s, its time, and the signature with the keys of %s", p.JWT.Issuer, p.JWT.Audience, p.JWT.JWKS)
+	proof := ""
+	if p.JWT.CertificateBound {
+		proof = ", and that the client shows the certificate that it is bound to"
+	}
+	return depends("a node checks the token: issuer %s, audience %s, its time, and the signature with the keys of %s%s", p.JWT.Issuer, p.JWT.Audience, p.JWT.JWKS, proof)
 }
 
 func failJWT(*snapshot.Policy) (string, string) {

@@ -69,9 +69,9 @@ func New(dir string, log *slog.Logger) *Store {
 }
 
 // Get is the secret of that name, for a request of the tenant; nil when Want has not been told of it, or it is for another
-// tenant. It doesn't allocate.
+// tenant. Nil has none. It doesn't allocate.
 func (s *Store) Get(tenant, name string) *Secret {
-	if !snapshot.SecretFor(tenant, name) {
+	if s == nil || !snapshot.SecretFor(tenant, name) {
 		return nil
 	}
 	return (*s.current.Load())[name]
