@@ -56,11 +56,14 @@ func (b *Branch) credit(now, lost int64, weight float64) int64 {
 }
 
 // settle takes back what a node gives back, and pays its debt, as far as it goes. While the owner of a rate is lost, the
-// region's own part pays the rest.
+// region's own part pays the rest. What was granted in advance and comes back lives as if it had been on lease.
 func (b *Branch) settle(now, lost int64, a Ask) {
 	l := &b.Lease
 	if now >= l.expires {
 		l.balance = 0
+		if a.Back > 0 {
+			l.expires = now + l.Terms.TTL
+		}
 	}
 	l.balance += a.Back
 	paid := min(l.balance, a.Debt)

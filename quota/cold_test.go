@@ -2,6 +2,7 @@ package quota
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -119,6 +120,29 @@ func TestAKeyThatIsColdAgainIsNotNew(t *testing.T) {
 					t.Errorf("%d ms apart, %+v: %.0f admitted in two minutes", between/ms, limit, w.admitted)
 				}
 			}
+		}
+	}
+}
+
+// Limits of a few requests a minute or an hour are spent whole and no further, wherever their few requests come from.
+func TestPropertySlowLimitsAreSpentWholeAndNoFurther(t *testing.T) {
+	for seed := range uint64(60) {
+		r := rand.New(rand.NewPCG(seed, 9))
+		limit := Limit{Rate: math.Exp(math.Log(.001) + r.Float64()*math.Log(1000)), Burst: 5 + float64(r.IntN(15)), Strict: r.IntN(3) == 0}
+		w := newWorld(seed, limit, 1+r.IntN(4), 4+r.IntN(8))
+		w.between = r.Int64N(30) * step
+		w.now += 24 * 3600 * 1000 * ms // its bucket is full
+		rate, began := max(.5, 3*limit.Rate), w.now
+		for range 90 * 1000 * ms / step {
+			w.tick()
+			for range poisson(r, rate*seconds(step)) {
+				w.request(w.nodes[r.IntN(len(w.nodes))])
+			}
+		}
+		whole := limit.Rate*seconds(w.now-began) + limit.Burst
+		ahead := float64(len(w.away))*(coldCredit*limit.Burst+1) + float64(len(w.nodes)) + overdraft*limit.Rate
+		if w.admitted > whole+ahead || w.admitted < .75*whole {
+			t.Errorf("seed %d: %.0f admitted of %.0f: %+v, %d regions %d ms apart", seed, w.admitted, whole, limit, 1+len(w.away), w.between/ms)
 		}
 	}
 }
