@@ -94,7 +94,7 @@ func TestSignedTokensReachUpstreamsOnEveryEngineAndProtocol(t *testing.T) {
 			if audience == "" {
 				continue
 			}
-			signed, err := jose.ParseSigned(tokens[0], []jose.SignatureAlgorithm{jose.ES256})
+			signed, err := jose.ParseSignedCompact(tokens[0], []jose.SignatureAlgorithm{jose.ES256})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -64,7 +64,7 @@ identity_keys: [{id: first, file: first.key}%s]
 		}
 		token, _ := io.ReadAll(res.Body)
 		res.Body.Close()
-		signed, err := jose.ParseSigned(string(token), []jose.SignatureAlgorithm{jose.EdDSA})
+		signed, err := jose.ParseSignedCompact(string(token), []jose.SignatureAlgorithm{jose.EdDSA})
 		if err != nil {
 			t.Fatalf("%q: %v", token, err)
 		}
