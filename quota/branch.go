@@ -21,14 +21,14 @@ func (b *Branch) Grant(now, lost int64, weight float64, a Ask, t Terms, chance f
 	}
 	l.tries += a.Tries
 	b.settle(now, lost, a)
-	free, fresh := b.free(now, lost, weight)
+	free := b.free(now, lost, weight)
 	cold := lost == 0 && now >= l.known && now >= l.pause && !l.Over() // what was scarce is so until it may be there again
 	g := Grant{Share: share * l.share, Left: l.left, Pause: max(l.pause-now, 0)}
 	if cold {
 		g.Share = share
 	}
 	g.Calm = cold || free >= b.all() && free > 0 || lost == 0 && now < l.known && l.calm
-	n := b.portion(float64(a.Want), free, fresh, share, chance)
+	n := b.portion(float64(a.Want), free, free, share, chance)
 	rest := n - b.fromBalance(now, n)
 	if lost != 0 {
 		b.goAlone(rest)
@@ -75,18 +75,17 @@ func (b *Branch) settle(now, lost int64, a Ask) {
 	}
 }
 
-// free is what can be granted now, and what an interval brings.
-func (b *Branch) free(now, lost int64, weight float64) (free, fresh float64) {
+// free is what can be granted now.
+func (b *Branch) free(now, lost int64, weight float64) (free float64) {
 	l := &b.Lease
 	if now < l.expires {
 		free = float64(l.balance)
 	}
-	fresh = free
 	if lost != 0 && !l.Limit.Strict {
 		l.local(now, lost, weight)
 		free += l.own + l.budget()
 	}
-	return free, fresh
+	return free
 }
 
 // goAlone spends n tokens that the lost grantor did not give.

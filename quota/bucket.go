@@ -122,7 +122,7 @@ func (b *Bucket) Grant(now, day int64, l Limit, a Ask, t Terms, chance float64) 
 	b.spend(float64(a.Debt-a.Back), l)
 	fresh, rate := l.Rate*seconds(t.Interval), l.Rate
 	if l.Day > 0 {
-		fresh, rate = 0, max(b.tokens, 0)/dailyPart/overdraft
+		fresh, rate = b.tokens, max(b.tokens, 0)/dailyPart/overdraft
 	}
 	g := Grant{Share: share, Calm: b.tokens >= b.all() && b.tokens > 0 || b.all() <= .9*fresh && b.tokens > 0}
 	if !l.Strict {
