@@ -248,7 +248,7 @@ func TestAGRPCWebStreamThatOutlivesItsRouteEndsWithAStatus(t *testing.T) {
 // web asks in gRPC-Web and reads the answer to its end.
 func web(t *testing.T, c *http.Client, scheme string) (string, error) {
 	t.Helper()
-	req, err := http.NewRequest("POST", scheme+"://a.example/hasty", nil)
+	req, err := http.NewRequest("POST", scheme+"://a.example/hasty", strings.NewReader("\x00\x00\x00\x00\x00"))
 	if err != nil {
 		t.Fatal(err)
 	}

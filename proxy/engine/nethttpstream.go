@@ -93,6 +93,9 @@ func (s *stdStream) framed() bool {
 func (s *stdStream) Read(p []byte) (int, error) {
 	_ = s.ctl.SetReadDeadline(relay.BodyDeadline(s.start, s.got, s.x.Deadline))
 	n, err := s.r.Body.Read(p)
+	if errors.Is(err, io.EOF) { // from now on net/http takes the end of a read for the client's leave
+		_ = s.ctl.SetReadDeadline(time.Time{})
+	}
 	s.got += int64(n)
 	s.meter.earn(n + n/16)
 	switch {

@@ -197,6 +197,9 @@ func (c *crowd) answer(in *bufio.Reader, nc net.Conn, method, tag string) bool {
 		time.Sleep(20 * time.Millisecond)
 	}
 	res, err := http.ReadResponse(in, &http.Request{Method: method})
+	for err == nil && res.StatusCode == 100 { // who has ended his sending is asked so whether he is there
+		res, err = http.ReadResponse(in, &http.Request{Method: method})
+	}
 	if err != nil {
 		return false
 	}
