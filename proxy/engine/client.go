@@ -24,7 +24,7 @@ type client interface {
 	// gone says whether the client has left.
 	gone() bool
 
-	// hint passes on an interim answer. HTTP/1 clients get none: many take whatever comes first but 100 for the answer, and what
+	// hint passes on an interim answer, if the client takes it at once: no window bounds what waits. HTTP/1 clients get none: many take whatever comes first but 100 for the answer, and what
 	// follows for that of their next request (RFC 8297, section 3).
 	hint(status int, fields *http1.Head)
 	// head begins the answer of the exchange: its status and fields. length is the body's, -1 when it is not known ahead,

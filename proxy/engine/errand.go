@@ -50,6 +50,9 @@ type Hint struct {
 	Block  []byte
 }
 
+// maxHints is how many wait to be taken. More are passed over.
+const maxHints = 4
+
 // Answer is what an errand has for its client.
 type Answer struct {
 	// Hints come ahead of all else.
@@ -253,8 +256,10 @@ func (r *Errand) hint(status int, fields *http1.Head) {
 	block := relay.AppendFields(nil, fields)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.answer.Hints = append(r.answer.Hints, Hint{status, block})
-	r.tell()
+	if len(r.answer.Hints) < maxHints {
+		r.answer.Hints = append(r.answer.Hints, Hint{status, block})
+		r.tell()
+	}
 }
 
 func (r *Errand) head(length int64, none bool) {

@@ -190,7 +190,7 @@ func (s *stream) interrupt() {
 func (s *stream) hint(status int, fields *http1.Head) {
 	s.q.lock()
 	defer s.q.unlock(true)
-	if s.q.codec.BeginHead(&s.Stream, status) {
+	if s.q.codec.Pending() < http2.HighWater && s.q.codec.BeginHead(&s.Stream, status) {
 		s.q.codec.PutBlock(func(dst []byte) []byte { return relay.AppendFields(dst, fields) })
 		s.q.codec.EndHead(&s.Stream, -1, false)
 	}

@@ -29,6 +29,7 @@ import (
 type siblings struct {
 	prefix string // of mailboxes' names
 	name   string // of ours
+	seed   maphash.Seed
 	box    *net.UnixListener
 	all    sync.WaitGroup
 
@@ -51,7 +52,7 @@ const (
 
 // openMailbox opens the mailbox of a mark; what comes there is put.
 func openMailbox(address string, mark [markLen]byte, put func([]byte)) (*siblings, error) {
-	s := &siblings{prefix: "@cellgate/quic/" + address + "/", from: map[*net.UnixConn]struct{}{}, to: map[[markLen]byte]*net.UnixConn{}}
+	s := &siblings{prefix: "@cellgate/quic/" + address + "/", seed: maphash.MakeSeed(), from: map[*net.UnixConn]struct{}{}, to: map[[markLen]byte]*net.UnixConn{}}
 	s.name = s.prefix + hex.EncodeToString(mark[:])
 	box, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: s.name, Net: "unixpacket"})
 	if err != nil {
@@ -129,7 +130,7 @@ func (s *siblings) send(mark [markLen]byte, m *ipv4.Message) bool {
 	if len(s.others) == 0 || !begins(m) {
 		return false
 	}
-	first := int(maphash.String(placing, m.Addr.String()) % uint64(len(s.others)))
+	first := int(maphash.String(s.seed, m.Addr.String()) % uint64(len(s.others))) // all packets of a client go to one
 	for i := range s.others {
 		var to [markLen]byte
 		if _, err := hex.Decode(to[:], []byte(s.others[(first+i)%len(s.others)])); err == nil && s.give(to, m) {
@@ -138,9 +139,6 @@ func (s *siblings) send(mark [markLen]byte, m *ipv4.Message) bool {
 	}
 	return false
 }
-
-// placing lets all packets of a client go to one sibling.
-var placing = maphash.MakeSeed()
 
 // begins says whether a packet may be of a connection that begins: it has a long head (RFC 9000, section 17.2).
 func begins(m *ipv4.Message) bool { return m.N > 0 && m.Buffers[0][0]&0x80 != 0 }

@@ -82,7 +82,7 @@ func (s *h2stream) goOnErrand() {
 				e.tunnel, e.by = true, time.Time{}
 			}
 			for _, h := range a.Hints {
-				s.putFirst(h.Status, -1, false, func(dst []byte) []byte { return append(dst, h.Block...) })
+				s.putInterim(h.Status, func(dst []byte) []byte { return append(dst, h.Block...) })
 			}
 			if a.Status > 0 {
 				s.putFirst(a.Status, a.Length, a.None, func(dst []byte) []byte { return append(dst, a.Block...) })

@@ -156,7 +156,7 @@ func (s *h2stream) collect() {
 }
 
 func (s *h2stream) invite() bool {
-	s.putHint(100, nil)
+	s.putFirst(100, -1, false, func(dst []byte) []byte { return dst })
 	return true
 }
 
@@ -201,7 +201,14 @@ func (s *h2stream) push(b []byte) bool {
 }
 
 func (s *h2stream) putHint(status int, fields *http1.Head) {
-	s.putFirst(status, -1, false, func(dst []byte) []byte { return relay.AppendFields(dst, fields) })
+	s.putInterim(status, func(dst []byte) []byte { return relay.AppendFields(dst, fields) })
+}
+
+// putInterim puts a head that may be left out.
+func (s *h2stream) putInterim(status int, fields func(dst []byte) []byte) {
+	if s.h.codec.Pending() < http2.HighWater {
+		s.putFirst(status, -1, false, fields)
+	}
 }
 
 func (s *h2stream) putHead(length int64, none bool) {
