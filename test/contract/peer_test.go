@@ -2,6 +2,7 @@ package contract
 
 import (
 	"crypto/tls"
+	"encoding/json"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -13,6 +14,8 @@ import (
 	"time"
 
 	"github.com/cellgate/cellgate/cells"
+	"github.com/cellgate/cellgate/denylist"
+	"github.com/cellgate/cellgate/regionctl/fleet"
 	"github.com/cellgate/cellgate/test/harness"
 	"github.com/cellgate/cellgate/trust"
 )
@@ -39,6 +42,15 @@ func TestAnEmptyNodeServesWhatAPeerOrAnObjectStoreHas(t *testing.T) {
 	g.publish(1)
 	harness.Start(t, "proxy", "serve", "--bootstrap", g.file)
 	g.becomes("version 1 to be served", g.shared("/open1"), "", 200, 10*time.Second)
+	now := time.Now()
+	denied := denylist.NewList("eu-west", []denylist.Entry{{Kind: denylist.Route, ID: "keyed", Reason: "x", By: "t", At: now, Expires: now.Add(time.Hour)}}, now)
+	raw, _ := json.Marshal(denied)
+	envelope, err := g.signer.Sign(trust.KindDenylist, raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.board.PostTo("eu-west", fleet.Mail{Kind: fleet.KindDenylist, Envelope: envelope})
+	g.becomes("a route to be denied", g.shared("/keyed"), "", 503, 10*time.Second)
 	stop() // no controller from here on
 
 	dead := netip.MustParseAddrPort(harness.FreeAddr(t))
@@ -54,6 +66,9 @@ func TestAnEmptyNodeServesWhatAPeerOrAnObjectStoreHas(t *testing.T) {
 	}
 	if status, _, _ := g.get("http://"+boot.OwnHTTP.String()+"/v1/orders", g.token()); status != 200 {
 		t.Errorf("a protected route: %d", status)
+	}
+	if status, body, _ := g.get("http://"+boot.OwnHTTP.String()+"/keyed", ""); status != 503 || !strings.Contains(body, "route_denied") {
+		t.Errorf("a route that its peers deny: %d %s", status, body)
 	}
 	if r := second.Stop(15 * time.Second); r.Code != 0 {
 		t.Errorf("SIGTERM: exit %d, %s", r.Code, r.Stderr)

@@ -89,7 +89,11 @@ func do[T any](ctx context.Context, c *client, method, path string, v any) (out 
 			break
 		}
 	}
-	return out, fmt.Errorf("no controller answers:\n%w", errors.Join(lost...))
+	says := "no controller answers"
+	if f := (*regionctl.Fault)(nil); errors.As(errors.Join(lost...), &f) {
+		says = "no controller can do it now"
+	}
+	return out, fmt.Errorf("%s:\n%w", says, errors.Join(lost...))
 }
 
 func (c *client) try(ctx context.Context, server, method, path, key string, body []byte) ([]byte, error) {
