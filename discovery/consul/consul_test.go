@@ -225,7 +225,7 @@ func TestTheTokenIsReadAnewAndLoggedNowhere(t *testing.T) {
 	write("second-secret")
 	a.change(func() {
 		a.index++
-		a.answer = func(w http.ResponseWriter, r *http.Request) { http.Error(w, "denied", 403) }
+		a.answer = func(w http.ResponseWriter, r *http.Request) { http.Error(w, "denied", http.StatusForbidden) }
 	})
 	all := a.await(t, 3)
 	stop()

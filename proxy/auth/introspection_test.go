@@ -61,9 +61,9 @@ func TestAnswersOfProvidersAreJudgedStrictly(t *testing.T) {
 	if r, err := NewIntrospector(unbound).Judge([]byte(`{`+good+`,"cnf":{}}`), now); err != nil || r.Reason != reason.None {
 		t.Errorf("bound, and nobody minds: %+v %v", r, err)
 	}
-	other := p
+	same, other := p, p
 	other.Audience = "b"
-	if NewIntrospector(p).Print() != NewIntrospector(p).Print() || NewIntrospector(p).Print() == NewIntrospector(other).Print() {
+	if NewIntrospector(p).Print() != NewIntrospector(same).Print() || NewIntrospector(p).Print() == NewIntrospector(other).Print() {
 		t.Error("prints are not the policies'")
 	}
 }

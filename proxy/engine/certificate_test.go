@@ -1,3 +1,5 @@
+//lint:file-ignore SA1019 the tests speak HTTP/2 over connections of their own.
+
 package engine_test
 
 import (

@@ -258,7 +258,9 @@ func TestACollectorThatIsIllIsAskedAgainAndOneThatRefusesIsNot(t *testing.T) {
 	sink.Answer(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte{10, 2, 8, 3}) }) // partial_success {rejected_spans: 3}
 	e.Record(sampled())
 	until(t, "one is taken in part", func() bool { return e.refused.Load() == 7 && e.exported.Load() == 1 })
-	sink.Answer(func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "http://127.73.1.2/", 307) })
+	sink.Answer(func(w http.ResponseWriter, r *http.Request) {
+		http.Redirect(w, r, "http://127.73.1.2/", http.StatusTemporaryRedirect)
+	})
 	e.Record(sampled())
 	until(t, "a redirect is no answer", func() bool { return e.refused.Load() == 11 })
 	sink.Answer(nil)

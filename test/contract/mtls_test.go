@@ -2,6 +2,7 @@ package contract
 
 import (
 	"bytes"
+	"context"
 	"crypto/tls"
 	"fmt"
 	"net"
@@ -45,7 +46,7 @@ func TestProxyRefusesRevokedCertificates(t *testing.T) {
 	d := harness.Start(t, "proxy", "serve", "--document", doc, "--https", addr, "--cert", cert, "--key", key, "--secrets", dir)
 	d.WaitHTTP("https://"+addr+"/.well-known/cellgate/ready", 200)
 	cfg := &tls.Config{InsecureSkipVerify: true, ServerName: "edge.example", Certificates: []tls.Certificate{*pair}}
-	tr := &http.Transport{DialTLS: func(network, _ string) (net.Conn, error) { return tls.Dial(network, addr, cfg) }}
+	tr := &http.Transport{DialTLSContext: func(_ context.Context, network, _ string) (net.Conn, error) { return tls.Dial(network, addr, cfg) }}
 	t.Cleanup(tr.CloseIdleConnections)
 	says := func() string {
 		res, err := (&http.Client{Transport: tr, Timeout: 10 * time.Second}).Get("https://edge.example/v1/orders")
@@ -93,12 +94,12 @@ func TestProxyTakesCallersFromTheirCertificates(t *testing.T) {
 			}
 			return pair, nil
 		}}
-		dial := func(network, host string) (net.Conn, error) {
+		dial := func(_ context.Context, network, host string) (net.Conn, error) {
 			c := cfg.Clone()
 			c.ServerName, _, _ = net.SplitHostPort(host)
 			return tls.Dial(network, addr, c)
 		}
-		tr := &http.Transport{DialTLS: dial, ForceAttemptHTTP2: proto == "h2"}
+		tr := &http.Transport{DialTLSContext: dial, ForceAttemptHTTP2: proto == "h2"}
 		t.Cleanup(tr.CloseIdleConnections)
 		return &http.Client{Transport: tr, Timeout: 10 * time.Second}
 	}
