@@ -131,7 +131,9 @@ func (p *Pool) start(one *provider) {
 		return
 	}
 	one.stop = cancel
-	one.begin(time.Now())
+	if one.keys.Load() == nil { // else the loop begins later, unless a request asks
+		one.begin(time.Now())
+	}
 	p.active.Go(func() { p.loop(ctx, one) })
 }
 

@@ -206,6 +206,22 @@ func TestKeysSurviveARestartWithoutTheProvider(t *testing.T) {
 	})
 }
 
+func TestAKeyThatIsNewerThanTheStoredOnesIsFetchedAtOnce(t *testing.T) {
+	dir := t.TempDir()
+	bubble(t, says(answer{doc: document("a")}), dir, func(*Pool) {})
+	f := says(answer{doc: document("a", "b"), slow: 100 * time.Millisecond})
+	bubble(t, f, dir, func(p *Pool) {
+		start := time.Now()
+		<-p.Refetch(theURL)
+		if took := time.Since(start); took != 100*time.Millisecond || p.Keys(theURL).Len() != 2 {
+			t.Errorf("after %v: %d keys", took, p.Keys(theURL).Len())
+		}
+		if p.Refetch(theURL) != nil || f.asked() != 1 {
+			t.Errorf("%d fetches, or one more within the minute", f.asked())
+		}
+	})
+}
+
 func TestProvidersThatNobodyWantsAreForgotten(t *testing.T) {
 	f := says(answer{doc: document("a")})
 	bubble(t, f, "", func(p *Pool) {
