@@ -94,7 +94,7 @@ func TestEveryCommandHasAnExample(t *testing.T) {
 func TestWritesKnowDryRunAndReadsKnowFormats(t *testing.T) {
 	writes := []string{
 		"publish", "config publish", "rollback", "config rollback", "evacuate", "restore",
-		"rollout pause", "rollout resume", "rollout promote", "rollout abort",
+		"rollout pause", "rollout resume", "rollout promote", "rollout abort", "rollout force",
 		"deny add", "deny remove", "keys issue", "keys revoke", "recover", "drill run",
 	}
 	neither := []string{"serve", "config fmt"}
