@@ -343,6 +343,21 @@ func TestKeysThatMustNotVerifyAreLeftOut(t *testing.T) {
 	}
 }
 
+// A provider's certificates may be of authorities that x509 doesn't read, such as with negative serial numbers.
+func TestWhatCertificatesSayOfAKeyCountsForNothing(t *testing.T) {
+	pair, _ := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	plain, _, err := ParseKeys([]byte(`{"keys":[` + jwk(&pair.PublicKey, "k", "") + `]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, more := range []string{`,"x5c":["AA=="]`, `,"x5t":"AA"`, `,"x5t#S256":"AA"`, `,"x5u":"file:///x"`, `,"x5c":7`} {
+		keys, skipped, err := ParseKeys([]byte(`{"keys":[` + jwk(&pair.PublicKey, "k", more) + `]}`))
+		if err != nil || len(skipped) != 0 || keys.Digest() != plain.Digest() {
+			t.Errorf("%s: %v, skipped %v", more, err, skipped)
+		}
+	}
+}
+
 func TestEqualKeySetsHaveEqualDigests(t *testing.T) {
 	w := theWorld()
 	var set jose.JSONWebKeySet

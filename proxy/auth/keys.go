@@ -127,7 +127,7 @@ func parseKey(raw []byte) (*key, error) {
 		return nil, err
 	}
 	var j jose.JSONWebKey
-	if err := j.UnmarshalJSON(raw); err != nil {
+	if err := j.UnmarshalJSON(withoutCertificates(m)); err != nil {
 		return nil, fmt.Errorf("malformed: %w", err)
 	}
 	algs, err := strong(j.Key)
@@ -145,6 +145,19 @@ func parseKey(raw []byte) (*key, error) {
 		return nil, fmt.Errorf("malformed: %w", err)
 	}
 	return &key{id: j.KeyID, algs: algs, public: j.Key, print: print}, nil
+}
+
+// withoutCertificates is the key without what certificates say of it (RFC 7517 sections 4.6 to 4.9), which nobody asks for here: that
+// a provider's certificate is not readable, or has no positive serial number, is no fault of its key.
+func withoutCertificates(m map[string]any) []byte {
+	for _, name := range []string{"x5u", "x5c", "x5t", "x5t#S256"} {
+		delete(m, name)
+	}
+	raw, err := json.Marshal(m)
+	if err != nil {
+		return nil // what was read as JSON always encodes
+	}
+	return raw
 }
 
 // usable refuses what RFC 7517 sections 4.2 to 4.5 say the key is not for, and published secrets.
