@@ -3,6 +3,9 @@ package engine_test
 import (
 	"testing"
 	"time"
+
+	"github.com/cellgate/cellgate/reason"
+	"github.com/cellgate/cellgate/snapshot"
 )
 
 // Those who wait in a pool's queue are served one after the other, though clients and upstream are silent otherwise: nothing
@@ -35,6 +38,55 @@ upstreams:
 			if res, body, err := c.answer("GET"); err != nil || res.StatusCode != 200 {
 				t.Errorf("client %d: %v %s %v", i, res, body, err)
 			}
+		}
+	})
+}
+
+// I11 in a pool that is full: a write that waits gets the place of a read at another region's endpoint, not its connection.
+func TestAWriteThatWaitsStaysWithItsOwner(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, start starter) {
+		came, goOn := make(chan bool), make(chan bool)
+		up := scripted(t, func(_ int, c *raw) {
+			for {
+				req, _, ok := c.request()
+				if !ok {
+					return
+				}
+				if req.Method == "GET" {
+					came <- true
+					<-goOn
+				}
+				c.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+			}
+		})
+		w := start(t, up, setup{here: snapshot.Locality{Region: "here"}, document: `
+version: v1
+routes:
+  - {id: any, match: {host: a.example, path_prefix: /, allow_catch_all: true}, upstream: up, timeout: 4s}
+upstreams:
+  - id: up
+    endpoints: [{address: "UP", region: here}, {address: "127.46.0.9:1", region: there}]
+    owner_region: there
+    pool: {max_connections: 1}
+    outlier: off
+    breaker: off
+`})
+		read := w.dial()
+		for range 4 { // the write is at the loop of the read, or at another
+			read.send(get("/"))
+			<-came
+			write := w.dial().send(post("x"))
+			time.Sleep(20 * time.Millisecond) // it comes to wait meanwhile
+			goOn <- true
+			if res, _, err := read.answer("GET"); err != nil || res.StatusCode != 200 {
+				t.Fatal("read", res, err)
+			}
+			res, body, err := write.answer("POST")
+			if err != nil {
+				t.Fatal(err)
+			}
+			problem(t, res, body, reason.ConnectFailed)
 		}
 	})
 }

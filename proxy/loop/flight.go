@@ -467,10 +467,16 @@ func (w *wish) place() {
 	w.f.connect(w.f.x.Endpoint)
 }
 
-// given uses a connection that another exchange of the loop has no use for.
+// given uses a connection that another exchange of the loop has no use for, or its place.
 func (w *wish) given(u *conn) {
 	f := w.f
+	f.wish = nil
+	if !f.x.Pool.StandsIn(u.endpoint, f.x.Endpoint) {
+		u.shut()
+		f.connect(f.x.Endpoint)
+		return
+	}
 	relay.Moved(f.x, u.endpoint)
-	f.wish, u.reused = nil, true
+	u.reused = true
 	f.use(u)
 }

@@ -163,6 +163,24 @@ func TestWritesFollowTheOwner(t *testing.T) {
 	}
 }
 
+// Who waits for a connection takes one to another endpoint only where balancing could have sent it there as well.
+func TestWhatStandsInIsOfTheSameZoneAndOfNoKey(t *testing.T) {
+	zone := func(z string) snapshot.Locality { return snapshot.Locality{Region: "r", Zone: z} }
+	u := snapshot.Upstream{ID: "u", Endpoints: []string{"127.22.1.1:1", "127.22.1.1:2", "127.22.1.1:3"}, Where: []snapshot.Locality{zone("a"), zone("a"), zone("b")}}
+	_, p := one(t, u, Options{})
+	if !p.StandsIn(1, 0) || p.StandsIn(2, 0) {
+		t.Error("one of the zone doesn't stand in, or one of another does")
+	}
+	p.Set.Have(func(i int) bool { return i != 1 }, time.Unix(1e9, 0))
+	if p.StandsIn(1, 0) || !p.StandsIn(1, 1) {
+		t.Error("one that has left stands in, or not for itself")
+	}
+	u.Balance, u.Hash.On = "hash", snapshot.HashClient
+	if _, p = one(t, u, Options{}); p.StandsIn(1, 0) {
+		t.Error("another endpoint stands in for that of a key")
+	}
+}
+
 // A version that sends an upstream somewhere dead opens its breaker. Once it is rolled back, nobody is refused for that.
 func TestWhatOtherEndpointsHaveDoneIsForgotten(t *testing.T) {
 	reg := NewRegistry(Options{})

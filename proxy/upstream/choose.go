@@ -97,6 +97,12 @@ func tier(at, here snapshot.Locality) int {
 	return 0
 }
 
+// StandsIn says whether a connection to other will do for an exchange that waits for one to endpoint: not when a key leads it
+// there, nor from another zone, which may own no writes or have an open breaker, nor when other has left the set.
+func (p *Pool) StandsIn(other, endpoint int) bool {
+	return other == endpoint || p.hashed.On == ByNothing && p.where[other] == p.where[endpoint] && p.Set.In(other)
+}
+
 // Hashed says what the balancing of the upstream goes by.
 func (p *Pool) Hashed() Hashed { return p.hashed }
 

@@ -225,7 +225,7 @@ func (p *Pool) Vouched() *snapshot.Upstream { return p.vouched }
 // Tells says whether the upstream is told who calls: it knows us by certificate, or its author wants it in plain text.
 func (p *Pool) Tells() bool { return p.tells }
 
-// Acquire gets a connection, preferably an idle one to endpoint; when it had to wait it may be one to another endpoint.
+// Acquire gets a connection, preferably an idle one to endpoint; when it had to wait it may be one to another that StandsIn.
 // fresh asks for a new one. A reused connection is looked at right before it is given out, so write to it at once.
 func (p *Pool) Acquire(endpoint int, fresh bool, now, deadline time.Time) (*Conn, error) {
 	p.mu.Lock()
@@ -309,7 +309,7 @@ func (p *Pool) wait(deadline time.Time) (*Conn, error) {
 }
 
 func (p *Pool) given(c *Conn, endpoint int, deadline time.Time) (*Conn, error) {
-	if c != nil && !c.quiet() {
+	if c != nil && !(p.StandsIn(c.Endpoint, endpoint) && c.quiet()) {
 		c.Conn.Close()
 		c = nil
 	}
