@@ -54,10 +54,11 @@ type Pool struct {
 
 // provider is one URL. Its loop alone writes keys.
 type provider struct {
-	url  string
-	keys atomic.Pointer[auth.Keys]
-	ask  chan struct{} // capacity 1: fetch now
-	stop context.CancelFunc
+	url    string
+	keys   atomic.Pointer[auth.Keys]
+	stored bool          // the keys are on disk; the loop's own
+	ask    chan struct{} // capacity 1: fetch now
+	stop   context.CancelFunc
 
 	mu      sync.Mutex
 	started time.Time     // of the newest fetch
@@ -116,6 +117,7 @@ func (p *Pool) open(url string) *provider {
 	one := &provider{url: url, ask: make(chan struct{}, 1)}
 	if keys := p.load(url); keys != nil {
 		one.keys.Store(keys)
+		one.stored = true
 	}
 	if p.run != nil {
 		p.start(one)
@@ -255,12 +257,17 @@ func (p *Pool) fetch(ctx context.Context, one *provider) error {
 		return err
 	}
 	old := one.keys.Load()
-	if old != nil && old.Digest() == keys.Digest() {
+	changed := old == nil || old.Digest() != keys.Digest()
+	if !changed && one.stored {
 		return nil
 	}
-	one.keys.Store(keys)
-	p.opt.Log.Info("key set changed", "url", one.url, "keys", keys.Len(), "skipped", skipped)
-	if err := p.save(one.url, doc); err != nil {
+	if changed {
+		one.keys.Store(keys)
+		p.opt.Log.Info("key set changed", "url", one.url, "keys", keys.Len(), "skipped", skipped)
+	}
+	err = p.save(one.url, doc)
+	one.stored = err == nil // else tried again with the next fetch
+	if err != nil && changed {
 		p.opt.Log.Warn("key set not stored; a restart needs the provider", "url", one.url, "error", err)
 	}
 	return nil

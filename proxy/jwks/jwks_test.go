@@ -206,6 +206,24 @@ func TestKeysSurviveARestartWithoutTheProvider(t *testing.T) {
 	})
 }
 
+func TestKeysThatCouldNotBeStoredAreStoredLater(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "full")
+	if err := os.WriteFile(dir, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	bubble(t, says(answer{doc: document("a")}), dir, func(*Pool) {
+		if err := os.Remove(dir); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(2 * Keep)
+	})
+	bubble(t, says(answer{err: errors.New("down")}), dir, func(p *Pool) {
+		if p.Keys(theURL) == nil {
+			t.Error("no keys after a restart")
+		}
+	})
+}
+
 func TestAKeyThatIsNewerThanTheStoredOnesIsFetchedAtOnce(t *testing.T) {
 	dir := t.TempDir()
 	bubble(t, says(answer{doc: document("a")}), dir, func(*Pool) {})
