@@ -111,7 +111,7 @@ func (o object) hashing() (h Hashing) {
 	switch kind, name, _ := strings.Cut(on, ":"); {
 	case on == "", on == HashClient, on == HashConsumer:
 		h.On = on
-	case kind+":" == HashHeader && token(name):
+	case kind+":" == HashHeader && token(name) && !strings.EqualFold(name, "host"): // which HTTP/2 has no field for
 		h.On = HashHeader + strings.ToLower(name)
 	case kind+":" == HashCookie && token(name):
 		h.On = on
@@ -246,7 +246,11 @@ func (d *decoder) concurrency(o object) (c Concurrency) {
 	c.Adaptive = true
 	c.Least = in.usually("min", DefaultLeast, 1, most)
 	v, _ := in.int("max", 1, most)
-	if c.Most = int(v); c.Most > 0 && c.Most < max(c.Least, 1) {
+	least := c.Least
+	if least == 0 && in.get("min") != nil { // the usual one gives way to a lower max, unless it is written
+		least = DefaultLeast
+	}
+	if c.Most = int(v); c.Most > 0 && c.Most < least {
 		in.wrong("max", "is below min", "exchange them")
 	}
 	return c
