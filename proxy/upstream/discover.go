@@ -39,6 +39,7 @@ type discovery struct {
 	mu      sync.Mutex
 	last    []snapshot.Endpoint
 	changed bool // since it was last stored
+	over    int  // how many of last were passed over for want of a number
 }
 
 // follow begins to ask the finder, until end.
@@ -63,10 +64,27 @@ func (d *discovery) end() {
 
 // found takes in a set of endpoints. Addresses that may not be dialled are left out, and named (I1).
 func (p *Pool) found(all []snapshot.Endpoint) {
+	p.discovery.mu.Lock()
+	defer p.discovery.mu.Unlock()
+	p.have(all, time.Now())
+}
+
+// retry takes in what was passed over, once others have left for long: discovery tells of a set only once.
+func (p *Pool) retry(now time.Time) {
+	if d := p.discovery; d != nil {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if d.over > 0 {
+			p.have(d.last, now)
+		}
+	}
+}
+
+// have is called with the discovery's lock.
+func (p *Pool) have(all []snapshot.Endpoint, now time.Time) {
 	d := p.discovery
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	now := time.Now()
+	over := d.over
+	d.over = 0
 	in := make(map[int]bool, len(all))
 	for _, e := range all {
 		at, err := netip.ParseAddrPort(e.Address)
@@ -78,8 +96,11 @@ func (p *Pool) found(all []snapshot.Endpoint) {
 		if n := p.number(e, now); n >= 0 {
 			in[n] = true
 		} else {
-			p.opts.log().Warn("an upstream has too many endpoints; one is passed over", "upstream", p.ID, "endpoint", e.Address, "most", maxFound)
+			d.over++
 		}
+	}
+	if d.over > over {
+		p.opts.log().Warn("an upstream has had too many endpoints lately; some are passed over", "upstream", p.ID, "endpoints", d.over, "most", maxFound)
 	}
 	p.Set.Have(func(i int) bool { return in[i] }, now)
 	d.changed = d.changed || !slices.Equal(d.last, all)

@@ -106,10 +106,12 @@ func TestWhatIsFoundBeyondTheBoundIsPassedOver(t *testing.T) {
 		many = append(many, fmt.Sprintf("127.22.%d.%d:80", 2+i/200, 1+i%200))
 	}
 	f.sets <- set(many...)
-	_, p := one(t, snapshot.Upstream{ID: "u", Discovery: snapshot.Discovery{Consul: "u"}}, Options{Finder: f})
+	r, p := one(t, snapshot.Upstream{ID: "u", Discovery: snapshot.Discovery{Consul: "u"}}, Options{Finder: f})
 	for end := time.Now().Add(5 * time.Second); p.Set.Len() < maxFound && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
 	}
 	f.sets <- set(many[0], "127.22.9.9:80")
 	settles(t, p, many[0])
+	r.Sweep(time.Now().Add(3 * time.Minute)) // others have left for long
+	settles(t, p, many[0], "127.22.9.9:80")
 }

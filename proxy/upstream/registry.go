@@ -93,7 +93,7 @@ func (r *Registry) Retire(keep []*Pool) {
 	}
 }
 
-// Sweep closes connections that lay idle for too long, and stores what names have come to resolve to.
+// Sweep closes connections that lay idle for too long, takes in endpoints that there was no room for, and stores what names have come to resolve to.
 func (r *Registry) Sweep(now time.Time) {
 	r.names.save()
 	r.mu.Lock()
@@ -101,6 +101,7 @@ func (r *Registry) Sweep(now time.Time) {
 	r.keep()
 	for _, p := range r.pools {
 		p.sweep(now, false)
+		p.retry(now)
 	}
 }
 
