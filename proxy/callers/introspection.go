@@ -61,14 +61,14 @@ func (a *Authenticator) opaque(c *proxy.Credentials, id *proxy.Identity, now tim
 	}
 	h := memo.NewHash(c.Tenant)
 	key := h.Text(v.Print()).Bytes(token).Key()
-	g, until := a.tokens.granted.Get(key)
-	if g != nil && now.UnixNano() < (*g).fresh {
+	g, holds := a.tokens.granted.Get(key, now.UnixNano())
+	if holds && now.UnixNano() < (*g).fresh {
 		if (*g).due(now) {
 			a.tokens.ask(v, key, string(token), c, true)
 		}
 		return a.admit(c, id, (*g).result), nil
 	}
-	if why, until := a.tokens.refused.Get(key); why != nil && now.UnixNano() < until {
+	if why, holds := a.tokens.refused.Get(key, now.UnixNano()); holds {
 		return *why, nil
 	}
 	if c.Asked == nil {
@@ -79,7 +79,7 @@ func (a *Authenticator) opaque(c *proxy.Credentials, id *proxy.Identity, now tim
 	} else if r, ok := c.Asked.Answer(); ok {
 		return a.admit(c, id, r), nil
 	}
-	if g != nil && now.UnixNano() < until {
+	if holds {
 		return a.admit(c, id, (*g).result), nil // stale_ok: the provider gives no answer
 	}
 	return reason.AuthUnavailable, nil

@@ -107,6 +107,15 @@ func TestWhatAProviderSaidHoldsForItsTime(t *testing.T) {
 	}
 }
 
+func TestProvidersAreAskedAnewWhenTheClockIsSetBack(t *testing.T) {
+	w := newOpaqueWorld(t, snapshot.Introspection{})
+	w.holds("unknown", "a", active, reason.None, 1)
+	w.holds("refused", "b", inactive, reason.TokenInvalid, 1)
+	w.now = w.now.Add(-time.Hour)
+	w.holds("revoked since", "a", inactive, reason.TokenInvalid, 1)
+	w.holds("active since", "b", active, reason.None, 1)
+}
+
 func TestNothingHoldsBeyondTheTokensEnd(t *testing.T) {
 	w := newOpaqueWorld(t, snapshot.Introspection{StaleOK: 5 * time.Minute})
 	ends := w.now.Add(10 * time.Second)

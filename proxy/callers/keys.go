@@ -133,11 +133,11 @@ func ofConsumer(c *proxy.Credentials, id *proxy.Identity, consumer string) reaso
 func (k *issuedKeys) lookUp(c *proxy.Credentials, id *proxy.Identity, sent []byte, now time.Time) (reason.Reason, <-chan struct{}) {
 	h := memo.NewHash(c.Tenant)
 	key := h.Bytes(sent).Key()
-	consumer, until := k.found.Get(key)
-	if consumer != nil && now.UnixNano() < until {
+	consumer, holds := k.found.Get(key, now.UnixNano())
+	if holds {
 		return ofConsumer(c, id, *consumer), nil
 	}
-	if none, until := k.unfound.Get(key); none != nil && now.UnixNano() < until {
+	if _, holds := k.unfound.Get(key, now.UnixNano()); holds {
 		return reason.KeyInvalid, nil
 	}
 	if c.Asked != nil {

@@ -193,7 +193,7 @@ func TestADenialAndARevocationEndWhatWasLookedUp(t *testing.T) {
 	turn := w.a.issued.turn.Load()
 	w.a.issued.forget()
 	w.a.issued.keep([32]byte{1}, "acme", turn, w.now.UnixNano())
-	if v, _ := w.a.issued.found.Get([32]byte{1}); v != nil {
+	if v, _ := w.a.issued.found.Get([32]byte{1}, w.now.UnixNano()); v != nil {
 		t.Error("an answer from before the push is kept")
 	}
 }

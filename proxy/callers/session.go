@@ -39,7 +39,7 @@ func (a *Authenticator) session(c *proxy.Credentials, id *proxy.Identity, now ti
 	}
 	h := memo.NewHash(c.Tenant)
 	key := h.Text(v.Print()).Bytes(secret.Digest[:]).Bytes(c.Session.Cookie).Key()
-	if r, until := a.opened.Get(key); r != nil && now.UnixNano() < until {
+	if r, holds := a.opened.Get(key, now.UnixNano()); holds {
 		return a.admit(c, id, *r)
 	}
 	c.Fresh = true

@@ -49,7 +49,7 @@ func (t *Tokens) Vouch(dst []byte, keys []snapshot.IdentityKey, to *snapshot.Ups
 		}
 	}
 	key := h.Key()
-	if token, until := t.signed.Get(key); token != nil && now.UnixNano() < until {
+	if token, holds := t.signed.Get(key, now.UnixNano()); holds {
 		return http1.AppendLine(dst, "X-Caller-Token", *token)
 	}
 	token, until, err := signer.Sign(k.ID, issuer, audience, tenant, told, now, rand.Reader)

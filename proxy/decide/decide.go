@@ -68,7 +68,7 @@ func (d *Decisions) Decide(c *Case, now time.Time) (reason.Reason, <-chan struct
 		return Verdict(allow, ok), nil
 	}
 	key := c.key()
-	if allow, until := d.known.Get(key); c.Policy.MaxStale > 0 && allow != nil && now.UnixNano() < until {
+	if allow, holds := d.known.Get(key, now.UnixNano()); c.Policy.MaxStale > 0 && holds {
 		return Verdict(*allow, true), nil
 	}
 	if c.Asked = d.ask(c, key); c.Asked == nil {

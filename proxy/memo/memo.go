@@ -3,9 +3,12 @@
 //	known := memo.New[Answer](1<<14, 16<<20)
 //	h := memo.NewHash(tenant)
 //	key := h.Text(policy).Bytes(token).Key()                     // the token itself is not kept
-//	if a, until := known.Get(key); a != nil && now < until { … } // 0 allocations
-//	known.Put(key, answer, size, until, now)
+//	if a, holds := known.Get(key, now); holds { … }              // 0 allocations
+//	known.Put(key, answer, size, until, now)                     // times in Unix ns
 //	known.Forget(func(a *Answer) bool { return … })
+//
+// An answer holds from when it was put until its time is over. What was put at a time that has not come yet is asked for again: a
+// clock that is set back, by however much, makes an answer hold for as long again at most.
 //
 // At the bound: a key has one set of four places. A new answer takes the place of its own key, an empty one, one whose time is
 // over, or else one by the key's hash, whose answer is asked for again when it is needed. Beyond the bytes that all answers
@@ -20,6 +23,10 @@ import (
 )
 
 const ways = 4
+
+// early is how much sooner than it was put an answer may be found, in ns: the time of a request is read before it waits, and clocks
+// are set back a little now and then.
+const early = 10e9
 
 // Key is the SHA-256 of everything that an answer depends on.
 type Key [sha256.Size]byte
@@ -81,7 +88,8 @@ type set[V any] [ways]atomic.Pointer[entry[V]]
 // entry is immutable.
 type entry[V any] struct {
 	key   Key
-	until int64
+	since int64
+	until int64 // exclusive
 	size  int64
 	value V
 }
@@ -95,21 +103,21 @@ func New[V any](capacity int, most int64) *Table[V] {
 	return &Table[V]{mask: n - 1, most: most, sets: make([]set[V], n)}
 }
 
-// Get is the answer and when its time is over, in the unit of Put; nil = not known. An answer whose time is over is given too,
-// as long as nothing has taken its place: it says what was right.
-func (t *Table[V]) Get(k Key) (v *V, until int64) {
+// Get is the answer and whether it holds at now; nil = not known. An answer that doesn't hold is given too, as long as nothing has
+// taken its place: it says what was right.
+func (t *Table[V]) Get(k Key, now int64) (v *V, holds bool) {
 	s := t.at(k)
 	for i := range s {
 		if e := s[i].Load(); e != nil && e.key == k {
-			return &e.value, e.until
+			return &e.value, e.since-early <= now && now < e.until
 		}
 	}
-	return nil, 0
+	return nil, false
 }
 
-// Put remembers the answer, of size bytes, for the key; kept says whether there was room.
+// Put remembers the answer, of size bytes, for the key, from now until then; kept says whether there was room.
 func (t *Table[V]) Put(k Key, v V, size int, until, now int64) (kept bool) {
-	e := &entry[V]{key: k, until: until, size: int64(size), value: v}
+	e := &entry[V]{key: k, since: now, until: until, size: int64(size), value: v}
 	place, old := t.victim(k, now)
 	grows := e.size
 	if old != nil {

@@ -56,19 +56,19 @@ func TestKeysAreEqualForEqualPartsAlone(t *testing.T) {
 func TestAnAnswerIsKnownUntilItIsDroppedOrGivesWay(t *testing.T) {
 	table := New[string](64, 1000)
 	k := keyOf("a")
-	if v, _ := table.Get(k); v != nil {
+	if v, _ := table.Get(k, 0); v != nil {
 		t.Fatal("an empty table knows something")
 	}
 	table.Put(k, "one", 3, 10, 0)
-	if v, until := table.Get(k); v == nil || *v != "one" || until != 10 {
-		t.Fatalf("%v until %d", v, until)
+	if v, holds := table.Get(k, 9); v == nil || *v != "one" || !holds {
+		t.Fatalf("%v holds %v", v, holds)
 	}
 	table.Put(k, "three", 5, 20, 5)
-	if v, until := table.Get(k); *v != "three" || until != 20 || table.bytes.Load() != 5 {
-		t.Errorf("%v until %d, %d bytes", *v, until, table.bytes.Load())
+	if v, holds := table.Get(k, 20); *v != "three" || holds || table.bytes.Load() != 5 {
+		t.Errorf("%v holds %v, %d bytes", *v, holds, table.bytes.Load())
 	}
 	table.Forget(func(v *string) bool { return *v == "one" })
-	if v, _ := table.Get(k); v == nil {
+	if v, _ := table.Get(k, 0); v == nil {
 		t.Error("forgotten without being named")
 	}
 	if table.Drop(k); table.bytes.Load() != 0 {
@@ -76,8 +76,18 @@ func TestAnAnswerIsKnownUntilItIsDroppedOrGivesWay(t *testing.T) {
 	}
 	table.Put(k, "one", 3, 10, 0)
 	table.Forget(nil)
-	if v, _ := table.Get(k); v != nil || table.bytes.Load() != 0 {
+	if v, _ := table.Get(k, 0); v != nil || table.bytes.Load() != 0 {
 		t.Error("not forgotten")
+	}
+}
+
+func TestWhatWasPutAtATimeThatHasNotComeDoesNotHold(t *testing.T) {
+	table, at := New[string](64, 1000), int64(3600e9)
+	table.Put(keyOf("a"), "one", 3, at+30e9, at)
+	for now, want := range map[int64]bool{at: true, at - early: true, at - early - 1: false, 0: false, at + 30e9 - 1: true, at + 30e9: false} {
+		if v, holds := table.Get(keyOf("a"), now); v == nil || holds != want {
+			t.Errorf("%d ns after it was put: %v, holds %v", now-at, v, holds)
+		}
 	}
 }
 
@@ -95,11 +105,11 @@ func TestWhatIsOverGivesWayFirst(t *testing.T) {
 	table.Put(in(9), 9, 1, 500, 102) // 100, 101 and 102 are over
 	left := 0
 	for n := range ways {
-		if v, _ := table.Get(in(n)); v != nil {
+		if v, _ := table.Get(in(n), 0); v != nil {
 			left++
 		}
 	}
-	if v, _ := table.Get(in(3)); v == nil || left != ways-1 {
+	if v, _ := table.Get(in(3), 0); v == nil || left != ways-1 {
 		t.Errorf("%d left, the one that still holds: %v", left, v)
 	}
 }
@@ -114,7 +124,7 @@ func TestTheTableIsBoundedInPlacesAndBytes(t *testing.T) {
 	}
 	known := 0
 	for n := range 10_000 {
-		if v, _ := table.Get(keyOf(fmt.Sprint(n))); v != nil {
+		if v, _ := table.Get(keyOf(fmt.Sprint(n)), 0); v != nil {
 			known++
 		}
 	}
@@ -153,7 +163,7 @@ func TestLookingUpDoesNotAllocate(t *testing.T) {
 	table.Put(h.Text("policy").Bytes(token).Key(), "x", 1, 1, 0)
 	if n := testing.AllocsPerRun(1000, func() {
 		h := NewHash("tenant")
-		if v, _ := table.Get(h.Text("policy").Bytes(token).Key()); v == nil {
+		if v, _ := table.Get(h.Text("policy").Bytes(token).Key(), 0); v == nil {
 			t.Fatal("missed")
 		}
 	}); n != 0 {
