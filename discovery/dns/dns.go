@@ -260,8 +260,21 @@ func exchange(ctx context.Context, q *dns.Msg, server string) (*dns.Msg, error) 
 	if err == nil && res.Truncated {
 		res, _, err = (&dns.Client{Net: "tcp"}).ExchangeContext(ctx, q, server)
 	}
-	if err != nil && errors.Is(err, os.ErrDeadlineExceeded) {
+	switch {
+	case err == nil && !answers(res, q):
+		return nil, errors.New("an answer to another question")
+	case err != nil && errors.Is(err, os.ErrDeadlineExceeded):
 		return nil, context.DeadlineExceeded
 	}
 	return res, err
+}
+
+// answers says whether res belongs to q (RFC 5452, section 9.1): the client compares no more than the number. A server that couldn't
+// read the question may leave it out, in an error.
+func answers(res, q *dns.Msg) bool {
+	if len(res.Question) == 0 {
+		return res.Rcode != dns.RcodeSuccess && res.Rcode != dns.RcodeNameError
+	}
+	asked, of := q.Question[0], res.Question[0]
+	return strings.EqualFold(of.Name, asked.Name) && of.Qtype == asked.Qtype && of.Qclass == asked.Qclass
 }

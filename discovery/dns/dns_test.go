@@ -24,6 +24,7 @@ type zone struct {
 	rcode int
 	asked int
 	cut   bool // over UDP
+	other bool // the answers name another question
 }
 
 func (z *zone) set(t *testing.T, rcode int, records ...string) {
@@ -46,6 +47,12 @@ func (z *zone) truncate(yes bool) {
 	z.cut = yes
 }
 
+func (z *zone) mixUp(yes bool) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	z.other = yes
+}
+
 func (z *zone) times() int {
 	z.mu.Lock()
 	defer z.mu.Unlock()
@@ -66,6 +73,9 @@ func (z *zone) ServeDNS(w dns.ResponseWriter, q *dns.Msg) {
 				m.Answer = append(m.Answer, rr)
 			}
 		}
+	}
+	if z.other {
+		m.Question[0].Name = "b.test."
 	}
 	_ = w.WriteMsg(m)
 }
@@ -171,6 +181,21 @@ func TestFailuresKeepWhatIsKnown(t *testing.T) {
 	next(t, told) // none, for long enough
 	z.set(t, 0, "a.test. 0 A 10.0.0.1")
 	next(t, told, "10.0.0.1:80")
+}
+
+// RFC 5452, section 9.1.
+func TestAnswersToOtherQuestionsAreNone(t *testing.T) {
+	z, server := serve(t)
+	z.set(t, 0, "a.test. 0 A 10.0.0.1")
+	told := follow(t, "a.test:80", Options{Servers: []string{server}})
+	next(t, told, "10.0.0.1:80")
+	z.mixUp(true)
+	z.set(t, 0, "a.test. 0 A 10.0.0.2")
+	for n := z.times(); z.times() < n+3; time.Sleep(5 * time.Millisecond) {
+	}
+	z.set(t, 0, "a.test. 0 A 10.0.0.3")
+	z.mixUp(false)
+	next(t, told, "10.0.0.3:80")
 }
 
 func TestServicesBringTheirPortsAndPriorities(t *testing.T) {
