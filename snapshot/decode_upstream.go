@@ -261,7 +261,9 @@ func (o object) dnsName(name string) {
 	host, port, err := net.SplitHostPort(name)
 	if strings.HasPrefix(name, "_") {
 		host, port, err = name, "1", nil
-		if strings.Count(name, ".") < 2 || !strings.HasPrefix(strings.SplitN(name, ".", 3)[1], "_") {
+		service, rest, _ := strings.Cut(name, ".")
+		proto, _, named := strings.Cut(rest, ".")
+		if service == "_" || proto == "_" || !strings.HasPrefix(proto, "_") || !named {
 			o.wrong("dns", clip(name)+" is no service", "such as _orders._tcp.internal.example.com")
 			return
 		}

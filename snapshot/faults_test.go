@@ -82,6 +82,7 @@ func TestEveryRuleNamesItsFault(t *testing.T) {
 		upstream("discovery: {dns: orders.internal}"):                                                            "upstreams[0].discovery.dns: orders.internal has no port",
 		upstream("discovery: {dns: 'orders.internal:0'}"):                                                        "upstreams[0].discovery.dns: orders.internal:0 has no port",
 		upstream("discovery: {dns: '10.0.0.1:80'}"):                                                              "upstreams[0].discovery.dns: 10.0.0.1 is an address",
+		upstream("discovery: {dns: _._tcp.internal}"):                                                            "upstreams[0].discovery.dns: _._tcp.internal is no service",
 		upstream("discovery: {dns: _orders.internal}"):                                                           "upstreams[0].discovery.dns: _orders.internal is no service",
 		upstream("discovery: {dns: 'metadata:80'}"):                                                              "upstreams[0].discovery.dns: metadata names a metadata service",
 		upstream("discovery: {consul: 'a b'}"):                                                                   `upstreams[0].discovery.consul: "a b" is not the name of a service`,
