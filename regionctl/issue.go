@@ -199,21 +199,27 @@ func (c *Controller) liveConsumers(ctx context.Context) (consumers, error) {
 	return live, nil
 }
 
-// keysFit refuses a version whose documents give a consumer more keys than before, and with the issued ones too many.
+// keysFit refuses a version whose documents give a consumer more keys than before, and with the issued ones too many, or newly an issued
+// key: it would be whose the document says, and revoking it would not end it.
 func (c *Controller) keysFit(old, cfg *snapshot.Config) error {
 	keys, err := c.readKeys()
 	if err != nil {
 		return starting(err.Error())
 	}
-	issued, before := map[string]int{}, map[string]int{}
+	issued, before := map[string]int{}, map[string][]string{}
 	for _, one := range keys.list.Consumers {
 		issued[one.ID] = len(one.Hashes)
 	}
 	for _, one := range old.Consumers {
-		before[one.ID] = len(one.APIKeyHashes)
+		before[one.ID] = one.APIKeyHashes
 	}
 	for _, one := range cfg.Consumers {
-		if n := len(one.APIKeyHashes); n > before[one.ID] && n+issued[one.ID] > apikey.PerConsumer {
+		for _, h := range one.APIKeyHashes {
+			if owner := keys.owners[strings.ToLower(h)]; owner != "" && !slices.Contains(before[one.ID], h) {
+				return refused("key_issued", "", "consumer %q has the hash %s of a key that was issued to %q: an issued key stands in no document", one.ID, h, owner)
+			}
+		}
+		if n := len(one.APIKeyHashes); n > len(before[one.ID]) && n+issued[one.ID] > apikey.PerConsumer {
 			return refused("too_many_keys", "", "consumer %q would have %d live keys, %d of them issued; at most %d: revoke one first", one.ID, n+issued[one.ID], issued[one.ID], apikey.PerConsumer)
 		}
 	}

@@ -90,6 +90,13 @@ func TestAnIssuedKeyIsKnownAtOnceAndARevokedOneIsGone(t *testing.T) {
 	if _, f := w.publish("eu-west", PublishRequest{Files: consumersDocument("{id: acme, api_key_hashes: [" + hashed("cg_acme") + "]}, {id: half}")}); f == nil || f.Reason != "too_many_keys" {
 		t.Errorf("a document that makes a third: %v", f)
 	}
+	for _, with := range []string{"{id: half}, {id: acme", "{id: acme}, {id: half"} { // its own issued key, or another's
+		for _, hash := range []string{first.Hash, "sha256:" + strings.ToUpper(first.Hash[len("sha256:"):])} {
+			if _, f := w.publish("eu-west", PublishRequest{Files: consumersDocument(with + `, api_key_hashes: ["` + hash + `"]}`)}); f == nil || f.Reason != "key_issued" || !f.Refused {
+				t.Errorf("a document with an issued key: %v", f)
+			}
+		}
+	}
 	for _, n := range w.nodes {
 		w.eventually("the list at "+string(n.id), 2*time.Second, func() bool { return n.knows(first.Secret) && n.knows(second.Secret) })
 	}
