@@ -1,8 +1,11 @@
 package contract
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -132,5 +135,54 @@ policies: [{id: opaque, introspection: {url: %q, client_id: gw, client_secret_fi
 	wg.Wait()
 	if n := p.asked.Load(); n != 1 {
 		t.Errorf("%d questions for one token", n)
+	}
+}
+
+// What a provider sends without being asked is no answer, and isn't written to the log.
+func TestWhatAProviderSendsUnaskedIsNotLogged(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	const answer = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 35\r\n\r\n" + `{"active":true,"sub":"unasked-for"}`
+	closed := make(chan error, 1)
+	go func() {
+		conn, err := ln.Accept()
+		if err != nil {
+			closed <- err
+			return
+		}
+		defer conn.Close()
+		in := bufio.NewReader(conn)
+		for err == nil {
+			var req *http.Request
+			if req, err = http.ReadRequest(in); err == nil {
+				_, err = io.Copy(io.Discard, req.Body)
+				fmt.Fprint(conn, answer)
+				time.Sleep(50 * time.Millisecond) // until the connection is kept for the next question
+				fmt.Fprint(conn, answer)
+			}
+		}
+		closed <- err
+	}()
+	addr := harness.FreeAddr(t)
+	doc := harness.WriteFile(t, "doc.yaml", fmt.Sprintf(`version: v1
+routes: [{id: orders, match: {host: api.example.com, path: /v1/orders}, upstream: orders, auth: opaque}]
+upstreams: [{id: orders, endpoints: [%q]}]
+policies: [{id: opaque, introspection: {url: "http://%s/introspect", client_id: gw, client_secret_file: idp.secret, timeout: 1s}}]
+`, backend(t), ln.Addr()))
+	d := harness.Start(t, "proxy", "serve", "--document", doc, "--http", addr, "--secrets", secretsDir(t, map[string]string{"idp.secret": "s3cret/\n"}))
+	d.WaitHTTP("http://"+addr+"/.well-known/cellgate/ready", 200)
+	if res := askAs(t, http.DefaultClient, "GET", "http://"+addr+"/v1/orders", "Authorization", "Bearer good"); res.StatusCode != 200 {
+		t.Fatal(res.StatusCode, string(res.body))
+	}
+	select {
+	case <-closed: // the node has seen it
+	case <-time.After(10 * time.Second):
+		t.Fatal("the connection is kept")
+	}
+	if r := d.Stop(15 * time.Second); strings.Contains(r.Stderr+r.Stdout, "unasked-for") {
+		t.Errorf("the log has what the provider sent: %s", r.Stderr)
 	}
 }
