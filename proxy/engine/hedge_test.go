@@ -116,6 +116,44 @@ func hedging(t *testing.T, handler func(testing.TB, http.HandlerFunc) string, do
 	}
 }
 
+// I8 in a pool that is full: a hedge that has lost while it waited for a connection isn't sent.
+func TestAHedgeThatLostInTheQueueIsNotSent(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, start starter) {
+		var asked atomic.Int32
+		serve := func(_ http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/hedged/slow" {
+				asked.Add(1)
+				time.Sleep(150 * time.Millisecond)
+			}
+		}
+		document := strings.Replace(hedgeDocument, "balance:", "pool: {max_connections: 1}, balance:", 1)
+		w := start(t, handler(t, serve)+`", "`+handler(t, serve), setup{silent: true, document: document})
+		c := w.dial()
+		ask := func(path string) {
+			if res, _, err := c.send(get(path)).answer("GET"); err != nil || res.StatusCode != 200 {
+				t.Fatal(path, res, err)
+			}
+		}
+		for try := range int32(6) { // others may have used the budget up
+			for range 60 {
+				ask("/hedged")
+			}
+			before := w.server.Snapshot().Upstreams[0].Hedges
+			ask("/hedged/slow")
+			ask("/plain") // waits behind the hedge
+			time.Sleep(10 * time.Millisecond)
+			if n := asked.Load(); n != try+1 {
+				t.Fatalf("%d requests for %d", n, try+1)
+			}
+			if w.server.Snapshot().Upstreams[0].Hedges > before {
+				return
+			}
+		}
+		t.Fatal("no hedge in six tries")
+	})
+}
+
 // hedgedOnce looks at the attempts of the exchange for a path: one was sent beside the first, and one of the two was given up. On a busy
 // machine the endpoint may hear of the hedge first.
 func hedgedOnce(t *testing.T, logged <-chan proxy.Record, path string) {

@@ -63,6 +63,11 @@ func (r *rival) run() {
 		}
 		return
 	}
+	if r.left.Load() { // while it waited in the pool's queue
+		r.pool.Cancel(r.endpoint)
+		r.way.release(r.pool, true, time.Now())
+		return
+	}
 	switch good, lost := r.ask(); {
 	case good && !r.left.Load():
 		r.good = true
