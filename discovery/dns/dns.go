@@ -86,7 +86,7 @@ func (r *Resolver) Follow(ctx context.Context, name string, found func([]snapsho
 		}
 		if err == nil && (!told || !slices.Equal(all, last)) {
 			last, told = all, true
-			found(slices.Clone(all))
+			found(r.used(name, all))
 		}
 		if bad := err != nil; bad != failing && ctx.Err() == nil {
 			failing = bad
@@ -133,11 +133,16 @@ func (r *Resolver) look(ctx context.Context, name string) ([]snapshot.Endpoint, 
 		return nil, 0, err
 	}
 	slices.SortFunc(all, func(a, b snapshot.Endpoint) int { return strings.Compare(a.Address, b.Address) })
-	if all = slices.Compact(all); len(all) > maxEndpoints {
+	return slices.Compact(all), min(mostTTL, max(r.opts.floor, ttl)), nil
+}
+
+// used are the endpoints of a set that are followed.
+func (r *Resolver) used(name string, all []snapshot.Endpoint) []snapshot.Endpoint {
+	if len(all) > maxEndpoints {
 		r.opts.Log.Warn("a name has too many endpoints; the rest is passed over", "name", name, "endpoints", len(all), "used", maxEndpoints)
 		all = all[:maxEndpoints]
 	}
-	return all, min(mostTTL, max(r.opts.floor, ttl)), nil
+	return slices.Clone(all)
 }
 
 // service reads SRV records (RFC 2782): those of the lowest priority, whose weights balancing doesn't need.

@@ -2,9 +2,11 @@ package dns
 
 import (
 	"context"
+	"log/slog"
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -215,11 +217,20 @@ func TestTooManyEndpointsAreCutAtTheSamePlaceEverywhere(t *testing.T) {
 	a := netip.MustParseAddr("10.0.0.0")
 	for range maxEndpoints + 20 {
 		a = a.Next()
-		records = append(records, "a.test. 3600 A "+a.String())
+		records = append(records, "a.test. 0 A "+a.String())
 	}
 	z.set(t, 0, records...)
 	z.truncate(true)
-	if got := <-follow(t, "a.test:80", Options{Servers: []string{server}}); len(got) != maxEndpoints || !slices.IsSorted(got) {
+	var log strings.Builder // written to before a set is told, read after the next
+	told := follow(t, "a.test:80", Options{Servers: []string{server}, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	if got := <-told; len(got) != maxEndpoints || !slices.IsSorted(got) {
 		t.Fatalf("%d endpoints", len(got))
+	}
+	for n := z.times(); z.times() < n+10; time.Sleep(time.Millisecond) {
+	}
+	z.set(t, 0, "a.test. 0 A 10.0.0.1")
+	next(t, told, "10.0.0.1:80")
+	if n := strings.Count(log.String(), "too many"); n != 1 {
+		t.Errorf("said %d times for one set", n)
 	}
 }
