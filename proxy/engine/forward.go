@@ -161,6 +161,9 @@ func (f *forwarding) attempt(fresh bool) (retry.Result, reason.Reason) {
 	if err := f.acquire(fresh, deadline); err != nil {
 		return noConnection(err)
 	}
+	if time.Since(f.took) >= relay.LookAfter && f.cl.gone() { // it left while it waited for its turn
+		return retry.Fatal, reason.ClientGone
+	}
 	f.x.Cold = f.x.Cold || !f.way.reused()
 	f.x.Attempts++
 	f.hedgeAt = time.Time{}

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cellgate/cellgate/proxy/relay"
 	"github.com/cellgate/cellgate/reason"
 	"github.com/cellgate/cellgate/snapshot"
 )
@@ -87,6 +88,52 @@ upstreams:
 				t.Fatal(err)
 			}
 			problem(t, res, body, reason.ConnectFailed)
+		}
+	})
+}
+
+// A request whose client has left while it waited in a pool's queue reaches no upstream.
+func TestWhoHasLeftTheQueueIsNotForwarded(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, start starter) {
+		came, goOn := make(chan string), make(chan bool)
+		up := scripted(t, func(_ int, c *raw) {
+			for {
+				req, _, ok := c.request()
+				if !ok {
+					return
+				}
+				came <- req.Method
+				<-goOn
+				c.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+			}
+		})
+		w := start(t, up, setup{document: `
+version: v1
+routes:
+  - {id: any, match: {host: a.example, path_prefix: /, allow_catch_all: true}, upstream: up, timeout: 4s}
+upstreams:
+  - {id: up, endpoints: ["UP"], pool: {max_connections: 1}}
+`})
+		stays := w.dial().send(get("/"))
+		<-came
+		leaves := w.dial().send(post("x"))
+		time.Sleep(relay.LookAfter) // clients are looked at that often
+		leaves.reset()
+		time.Sleep(20 * time.Millisecond)
+		goOn <- true
+		for last := false; ; last = true {
+			if res, _, err := stays.answer("GET"); err != nil || res.StatusCode != 200 {
+				t.Fatal(res, err)
+			}
+			if last {
+				return
+			}
+			stays.send(get("/"))
+			if method := <-came; method != "GET" {
+				t.Errorf("%s of a client that has left", method)
+			}
+			goOn <- true
 		}
 	})
 }
