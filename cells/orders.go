@@ -8,9 +8,8 @@ import (
 
 // Unite merges lists of evacuations that were ordered and restored in places which could not always speak to each other.
 // An order is known by its cell and start. What is said of one order twice counts in its strictest form, with the sooner end of
-// the move; a restoration
-// ends every order of its cell that started before it, also those that whoever restored had not heard of. A Restored that
-// is not before Expires only notes the expiry of its own order.
+// the move; a restoration ends every order of its cell that started before it, also those that whoever restored had not heard
+// of. A Restored that is not before Expires only notes the expiry of its own order.
 //
 // It is the join of a lattice: grouping, order and repetition of the lists don't matter, so places that exchange what
 // they know end with the same list, and nobody's write is answered by somebody else's for ever.

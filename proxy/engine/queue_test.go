@@ -43,24 +43,27 @@ upstreams:
 	})
 }
 
+// asking is an upstream that tells the method of each request that came, and answers it when it is told to go on.
+func asking(t *testing.T) (up string, came chan string, goOn chan bool) {
+	came, goOn = make(chan string), make(chan bool)
+	return scripted(t, func(_ int, c *raw) {
+		for {
+			req, _, ok := c.request()
+			if !ok {
+				return
+			}
+			came <- req.Method
+			<-goOn
+			c.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+		}
+	}), came, goOn
+}
+
 // I11 in a pool that is full: a write that waits gets the place of a read at another region's endpoint, not its connection.
 func TestAWriteThatWaitsStaysWithItsOwner(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
-		came, goOn := make(chan bool), make(chan bool)
-		up := scripted(t, func(_ int, c *raw) {
-			for {
-				req, _, ok := c.request()
-				if !ok {
-					return
-				}
-				if req.Method == "GET" {
-					came <- true
-					<-goOn
-				}
-				c.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
-			}
-		})
+		up, came, goOn := asking(t)
 		w := start(t, up, setup{here: snapshot.Locality{Region: "here"}, document: `
 version: v1
 routes:
@@ -96,18 +99,7 @@ upstreams:
 func TestWhoHasLeftTheQueueIsNotForwarded(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, start starter) {
-		came, goOn := make(chan string), make(chan bool)
-		up := scripted(t, func(_ int, c *raw) {
-			for {
-				req, _, ok := c.request()
-				if !ok {
-					return
-				}
-				came <- req.Method
-				<-goOn
-				c.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
-			}
-		})
+		up, came, goOn := asking(t)
 		w := start(t, up, setup{document: `
 version: v1
 routes:
