@@ -27,6 +27,7 @@ type loop struct {
 	iov    [2]unix.Iovec
 	now    time.Time
 	began  time.Time // of the turn
+	heard  time.Time // of the last turn that had events
 	wheel  wheel
 	calls  calls
 
@@ -196,6 +197,9 @@ func (l *loop) run() {
 		}
 		l.began = time.Now()
 		l.now = l.began
+		if n > 0 {
+			l.heard = l.began
+		}
 		l.busySince.Store(l.began.UnixNano())
 		l.turn(n)
 		if took := l.clock().Sub(l.began); took > time.Duration(l.longest.Load()) {

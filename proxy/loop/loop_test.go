@@ -172,6 +172,28 @@ func TestARequestTakesFourSystemCalls(t *testing.T) {
 	}
 }
 
+// While requests come, however few, no sleep between them costs a round of Go's scheduler and its monitor.
+func TestALoopWithFewRequestsHidesItsSleep(t *testing.T) {
+	w := start(t, steady(t), "max_connections: 8", Options{Loops: 1})
+	l := w.engine.loops[0]
+	c := w.dial()
+	var told []uint64
+	for range 10 { // a machine that comes late makes a sleep long
+		var before, after calls
+		w.on(l, func() { before = l.calls })
+		for range 10 {
+			time.Sleep(brief / 4)
+			c.say(get)
+			c.answer()
+		}
+		w.on(l, func() { after = l.calls })
+		if told = append(told, after.told-before.told); told[len(told)-1] == 0 {
+			return
+		}
+	}
+	t.Errorf("of the sleeps between ten requests Go's scheduler was told of %d", told)
+}
+
 // steady is an upstream that always answers.
 func steady(t testing.TB) string {
 	l := listen(t)
