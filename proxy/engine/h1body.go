@@ -53,26 +53,28 @@ func (c *conn) Read(p []byte) (int, error) {
 	return 0, io.EOF
 }
 
-// takeBody takes what is buffered.
-func (c *conn) takeBody(p []byte) (int, error) {
-	b, have := &c.body, (*c.buf)[c.r:c.w]
+// takeBody takes what is buffered: all of it that p has room for, since chunks of a byte each would cost a write to the upstream
+// each.
+func (c *conn) takeBody(p []byte) (n int, err error) {
+	b := &c.body
 	if !b.chunked {
-		n := copy(p, have[:min(int64(len(have)), b.left)])
+		have := (*c.buf)[c.r:c.w]
+		n = copy(p, have[:min(int64(len(have)), b.left)])
 		c.r += n
 		b.left -= int64(n)
 		b.done = b.left == 0
 		return n, nil
 	}
-	if len(have) > len(p) { // Next gives at most what fits then
-		have = have[:len(p)]
+	for n < len(p) && c.r < c.w && !b.done {
+		have := (*c.buf)[c.r:min(c.w, c.r+len(p)-n)] // Next gives at most what fits then
+		data, used, done, err := b.chunks.Next(have)
+		c.r += used
+		n += copy(p[n:], data)
+		if b.done = done; err != nil {
+			return n, errBodyFraming
+		}
 	}
-	data, used, done, err := b.chunks.Next(have)
-	c.r += used
-	b.done = done
-	if err != nil {
-		return 0, errBodyFraming
-	}
-	return copy(p, data), nil
+	return n, nil
 }
 
 // fillBody reads once behind the head, which stays where it is.

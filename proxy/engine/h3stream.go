@@ -455,7 +455,9 @@ func (s *h3Stream) hint(status int, fields *http1.Head) {
 	defer s.mu.Unlock()
 	s.put(status, fields)
 	_ = s.str.SetWriteDeadline(relay.TakeBy(time.Now(), s.c.e.opts.TakeTime, s.x.Deadline))
-	_, _ = s.str.Write(s.section.AppendFrame(nil)) // as above
+	if _, err := s.str.Write(s.section.AppendFrame(nil)); err != nil { // nothing can follow half a frame
+		s.str.CancelWrite(quic.StreamErrorCode(http3.InternalError))
+	}
 }
 
 func (s *h3Stream) head(length int64, _ bool) {

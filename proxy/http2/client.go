@@ -24,8 +24,6 @@ const (
 	maxInterims = 16 // answers ahead of the final one
 	// clientWindow lets no stream that isn't read take the window of another.
 	clientWindow = maxHeld * StreamWindow
-	// stuck is the amount of waiting output from which no more streams are opened: the server doesn't read.
-	stuck = 4 * HighWater
 )
 
 // Start begins the connection: the preface with our settings is the first thing that is sent. Of the times Idle is nothing

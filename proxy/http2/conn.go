@@ -30,6 +30,7 @@ type conn struct {
 	// What is being sent.
 	out     []byte
 	queued  int  // bytes of control frames in out
+	unread  int  // streams that were finished since Out was last called
 	headAt  int  // where the frame of the head lies that is being written
 	heading bool // one is
 	shrunk  bool // the client's table is smaller than we may think
@@ -70,7 +71,7 @@ const (
 // Out gives everything that is to be sent, in order. What follows goes into next, emptied; nil makes a new buffer.
 func (c *conn) Out(next []byte) []byte {
 	b := c.out
-	c.out, c.queued = next[:0], 0
+	c.out, c.queued, c.unread = next[:0], 0, 0
 	return b
 }
 

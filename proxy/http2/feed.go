@@ -349,10 +349,10 @@ func (c *conn) ping(p []byte) Event {
 		if c.spend(costFrame) && c.control(frameHead+8) {
 			c.out = appendPing(c.out, flagAck, [8]byte(p))
 		}
-	case [8]byte(p) == leavePing:
-		c.sayLast()
 	default:
-		c.spend(costFrame)
+		if c.spend(costFrame) && [8]byte(p) == leavePing {
+			c.sayLast()
+		}
 	}
 	return Event{}
 }

@@ -28,6 +28,8 @@ const (
 	maxQueued    = 32 << 10 // bytes of control frames that wait to be sent
 	// HighWater is the amount of waiting output from which Write takes no more.
 	HighWater = 64 << 10
+	// stuck is the amount of waiting output from which no more streams are opened: the other side doesn't read.
+	stuck = 4 * HighWater
 )
 
 // Kind is what an event is about.
@@ -72,6 +74,10 @@ func (c *Server) Start(now time.Time, t Times) {
 	c.out = appendWindow(c.out, 0, ConnWindow-firstWindow)
 }
 
+// heedless says whether the client opens streams without reading the answers of others: one that keeps to MaxStreams never has
+// so many whose ends are still here. Answers without a body wait for no window.
+func (c *conn) heedless() bool { return len(c.out) >= stuck && c.unread >= 2*MaxStreams }
+
 // request opens a stream.
 func (c *conn) request(block []byte, id uint32) Event {
 	s := c.spare
@@ -84,7 +90,7 @@ func (c *conn) request(block []byte, id uint32) Event {
 	case c.leaving.said: // above the last stream, which was named
 		c.memory.add(id, ours)
 		return Event{}
-	case c.open >= MaxStreams || c.streams.n >= maxHeld:
+	case c.open >= MaxStreams || c.streams.n >= maxHeld || c.heedless():
 		return c.faultID(id, RefusedStream)
 	case c.selfish || to.malformed || to.err == nil && !to.complete():
 		return c.faultID(id, ProtocolError)

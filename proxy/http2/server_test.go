@@ -717,9 +717,10 @@ func TestFloods(t *testing.T) {
 		return p.spare
 	}
 	for name, one := range map[string]func(p *peer){
-		"pings":              func(p *peer) { _ = p.WritePing(false, [8]byte{}) },
-		"answers to no ping": func(p *peer) { _ = p.WritePing(true, [8]byte{}) },
-		"settings":           func(p *peer) { _ = p.WriteSettings() },
+		"pings":                                  func(p *peer) { _ = p.WritePing(false, [8]byte{}) },
+		"answers to no ping":                     func(p *peer) { _ = p.WritePing(true, [8]byte{}) },
+		"answers to the ping that asks to leave": func(p *peer) { _ = p.WritePing(true, leavePing) },
+		"settings":                               func(p *peer) { _ = p.WriteSettings() },
 		"heads of a stream that was given up": func(p *peer) {
 			if p.c.memory.of(1) == 0 {
 				_ = p.WriteWindowUpdate(1, 0)
@@ -878,6 +879,40 @@ func TestControlFramesThatNobodyReadsAreBounded(t *testing.T) {
 	}
 	if code, failed := p.c.Failed(); !failed || code != EnhanceYourCalm || p.c.Pending() > maxQueued+100 {
 		t.Fatalf("%v, %d bytes wait", failed, p.c.Pending())
+	}
+}
+
+// Answers without a body wait for no window: only the bound of streams that a client may have unanswered bounds them.
+func TestAnswersWithoutABodyThatNobodyReadsAreBounded(t *testing.T) {
+	ask := func(p *peer, from, n int, size int) {
+		for i := from; i < from+n; i++ {
+			p.wire.Reset()
+			p.head(uint32(2*i+1), true, ":method", "HEAD", ":scheme", "https", ":authority", "a.example", ":path", "/")
+			_, ev := p.c.Feed(p.wire.Bytes(), p.spare, p.now)
+			if ev.Kind != Opened {
+				return
+			}
+			p.c.BeginHead(ev.Stream, 200)
+			PutField(&p.c, "x-long", strings.Repeat("x", size))
+			p.c.EndHead(ev.Stream, -1, true)
+			p.c.Finish(ev.Stream, p.now)
+		}
+	}
+	p := connect(t)
+	for i := 0; i < 100_000 && !p.c.failed; i++ {
+		p.now = p.now.Add(5 * time.Millisecond)
+		ask(p, i, 1, 100)
+	}
+	if code, failed := p.c.Failed(); !failed || code != EnhanceYourCalm || p.c.Pending() > stuck+maxQueued {
+		t.Fatalf("%v %v, %d bytes wait", failed, code, p.c.Pending())
+	}
+	p = connect(t) // who keeps to the bound is never refused, however long the heads are
+	for round := range 5 {
+		ask(p, 100*round, 100, 16<<10)
+		p.hear()
+	}
+	if n := p.c.last; p.c.failed || n != 2*499+1 || p.resets() != "" {
+		t.Fatalf("up to stream %d, %s", n, p.resets())
 	}
 }
 

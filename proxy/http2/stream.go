@@ -190,6 +190,7 @@ func (c *conn) Finish(s *Stream, now time.Time) {
 	}
 	if s.is(said) && !s.is(theirs) {
 		c.account.earn(earnAnswer)
+		c.unread++
 	}
 	c.giveBack(len(s.in) - s.r)
 	c.uncount(s)

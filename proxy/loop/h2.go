@@ -19,6 +19,7 @@ type h2conn struct {
 	ended bool // the codec has failed, and its streams are given up
 	held  int  // turns for which output was held back
 
+	fed    []*h2stream // got more of their body with the read at hand, or its end
 	eager  []*h2stream // have more to do than was their turn
 	line   []*h2stream // wait for the connection's window, or for the output to become shorter: first come, first served
 	sendBy time.Time   // when the client must have read what waits
@@ -108,7 +109,7 @@ func (h *h2conn) feed(b []byte) {
 			l.spareStream = nil
 			s.begin(h, ev.Err)
 		case http2.Readable:
-			ev.Stream.Owner.(*h2stream).ready()
+			h.more(ev.Stream.Owner.(*h2stream))
 		case http2.Ended:
 			ev.Stream.Owner.(*h2stream).gone()
 		case http2.Writable:
@@ -118,6 +119,21 @@ func (h *h2conn) feed(b []byte) {
 				h.widened()
 			}
 		}
+	}
+	for len(h.fed) > 0 {
+		s := h.fed[0]
+		h.fed = slices.Delete(h.fed, 0, 1)
+		s.isFed = false
+		s.ready()
+	}
+}
+
+// more notes that a stream has more of its body. It goes on once all that was read has been taken in: frames of a byte each would
+// cost a write to the upstream each.
+func (h *h2conn) more(s *h2stream) {
+	if !s.isFed {
+		s.isFed = true
+		h.fed = append(h.fed, s)
 	}
 }
 

@@ -20,6 +20,7 @@ type h2stream struct {
 	errand  *errand
 	timer   timer
 	quota   int // of body that it may put although others wait in line
+	isFed   bool
 	isEager bool
 	inLine  bool
 }
@@ -52,13 +53,16 @@ func (s *h2stream) free() {
 	forget := func(all []*h2stream) []*h2stream {
 		return slices.DeleteFunc(all, func(o *h2stream) bool { return o == s })
 	}
+	if s.isFed {
+		h.fed = forget(h.fed)
+	}
 	if s.isEager {
 		h.eager = forget(h.eager)
 	}
 	if s.inLine {
 		h.line = forget(h.line)
 	}
-	s.h, s.flight, s.errand, s.Request, s.Scratch, s.isEager, s.inLine, s.quota = nil, nil, nil, nil, nil, false, false, 0
+	s.h, s.flight, s.errand, s.Request, s.Scratch, s.isFed, s.isEager, s.inLine, s.quota = nil, nil, nil, nil, nil, false, false, false, 0
 	if len(l.streams) < keepFlights {
 		l.streams = append(l.streams, s)
 	}
