@@ -142,14 +142,19 @@ upstreams:
       ca: |
 `
 
-// secure2 is an upstream over TLS that offers these protocols, with the document that leads there.
-func secure2(t testing.TB, h http.HandlerFunc, offers ...string) (up, document string) {
-	var cert tls.Certificate
+// trusting is a certificate, with the document whose upstream has to show it.
+func trusting(t testing.TB) (cert tls.Certificate, document string) {
 	ca := "UP"
 	for strings.Contains(ca, "UP") { // which stands for something else in a document
 		cert, _ = selfSigned(t)
 		ca = string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Certificate[0]}))
 	}
+	return cert, secureUp + "        " + strings.ReplaceAll(strings.TrimSpace(ca), "\n", "\n        ") + "\n"
+}
+
+// secure2 is an upstream over TLS that offers these protocols, with the document that leads there.
+func secure2(t testing.TB, h http.HandlerFunc, offers ...string) (up, document string) {
+	cert, document := trusting(t)
 	l := listen(t)
 	s := &http.Server{Handler: h, Protocols: new(http.Protocols), ErrorLog: log.New(io.Discard, "", 0)}
 	for _, p := range offers {
@@ -163,7 +168,7 @@ func secure2(t testing.TB, h http.HandlerFunc, offers ...string) (up, document s
 		_ = s.Serve(tls.NewListener(l, &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: offers}))
 	}()
 	t.Cleanup(func() { s.Close() })
-	return l.Addr().String(), secureUp + "        " + strings.ReplaceAll(strings.TrimSpace(ca), "\n", "\n        ") + "\n"
+	return l.Addr().String(), document
 }
 
 func TestUpstreamsOverTLSAgreeOnHTTP2(t *testing.T) {

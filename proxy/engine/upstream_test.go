@@ -1,6 +1,8 @@
 package engine_test
 
 import (
+	"bufio"
+	"crypto/tls"
 	"fmt"
 	"io"
 	"maps"
@@ -64,6 +66,36 @@ func TestUpstreamThatDiesMidBodyIsSeenAsTruncation(t *testing.T) {
 			})
 		}
 	})
+}
+
+// RFC 9112, section 9.8: over TLS the end of the connection ends an answer only if TLS has said so; anybody on the way can cut.
+func TestOnlyTLSsOwnEndIsTheEndOfAnAnswer(t *testing.T) {
+	t.Parallel()
+	cert, document := trusting(t)
+	document = strings.Replace(document, "protocol: h2", "protocol: http1", 1)
+	for name, cut := range map[string]bool{"close_notify": false, "the socket's end": true} {
+		t.Run(name, func(t *testing.T) {
+			up := scripted(t, func(_ int, plain *raw) {
+				tc := tls.Server(plain.Conn, &tls.Config{Certificates: []tls.Certificate{cert}})
+				c := &raw{tc, bufio.NewReader(tc), t}
+				c.request()
+				c.send("HTTP/1.1 200 OK\r\n\r\nabc")
+				if !cut {
+					_ = tc.Close()
+				}
+			})
+			each(t, func(t *testing.T, start starter) {
+				w := start(t, up, setup{document: document})
+				res, body, err := w.dial().send(get("/")).answer("GET")
+				if res.StatusCode != 200 || body != "abc" || (err != nil) != cut {
+					t.Fatalf("%d %q %v", res.StatusCode, body, err)
+				}
+				if r := <-w.logged; r.Truncated != cut {
+					t.Fatalf("%+v", r)
+				}
+			})
+		})
+	}
 }
 
 // G37 and G7: no body whatever the upstream sends, its length kept, and stray bytes never reach the next client.

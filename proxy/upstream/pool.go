@@ -6,6 +6,8 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -358,12 +360,26 @@ func (p *Pool) connect(ctx context.Context, at *place, now time.Time) (net.Conn,
 		cfg = cfg.Clone()
 		cfg.ServerName = at.host
 	}
-	tc := tls.Client(nc, cfg)
+	tc := tls.Client(below{nc.(*net.TCPConn)}, cfg)
 	if err := tc.HandshakeContext(ctx); err != nil {
 		nc.Close()
 		return nil, err
 	}
 	return tc, nil
+}
+
+// below is the socket below TLS. Its end is an error: crypto/tls calls it io.EOF between two records, as it does the end that
+// TLS itself has said, and anybody on the way can cut a connection there (RFC 9112, section 9.8).
+type below struct{ *net.TCPConn }
+
+var errCut = fmt.Errorf("upstream: the connection ended and TLS did not: %w", io.ErrUnexpectedEOF)
+
+func (b below) Read(p []byte) (int, error) {
+	n, err := b.TCPConn.Read(p)
+	if errors.Is(err, io.EOF) {
+		err = errCut
+	}
+	return n, err
 }
 
 func rawConn(c net.Conn) net.Conn {
