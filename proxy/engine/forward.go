@@ -223,7 +223,7 @@ func noConnection(err error) (retry.Result, reason.Reason) {
 	case errors.Is(err, upstream.ErrProtocol):
 		return retry.ConnectFailed, reason.UpstreamProtocol
 	}
-	return retry.ConnectFailed, reason.ConnectFailed
+	return relay.Unconnected(err)
 }
 
 func timedOut(err error) bool {

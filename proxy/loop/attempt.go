@@ -100,7 +100,7 @@ func (f *flight) resolved(at netip.AddrPort, err error) {
 	}
 	fd, done, err := dial(at)
 	if err != nil {
-		f.failed(retry.ConnectFailed, reason.ConnectFailed)
+		f.failed(relay.Unconnected(err))
 		return
 	}
 	l := f.l

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"strconv"
+	"syscall"
 	"time"
 
 	"github.com/cellgate/cellgate/proxy"
@@ -171,6 +172,17 @@ func Late(starved bool) (retry.Result, reason.Reason) {
 		return retry.Fatal, reason.BodyTimeout
 	}
 	return retry.TimedOut, reason.UpstreamTimeout
+}
+
+// Unconnected judges a connection that could not be made. What the node itself has run out of is no evidence against the
+// endpoint, and there is no more of it for the next one.
+func Unconnected(err error) (retry.Result, reason.Reason) {
+	for _, ours := range [...]error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM} {
+		if errors.Is(err, ours) {
+			return retry.Fatal, reason.Overloaded
+		}
+	}
+	return retry.ConnectFailed, reason.ConnectFailed
 }
 
 // Broken judges a connection that failed before the answer's head was whole. started says that a byte of it had come.

@@ -1,8 +1,13 @@
 package relay
 
 import (
+	"fmt"
+	"syscall"
 	"testing"
 	"time"
+
+	"github.com/cellgate/cellgate/proxy/retry"
+	"github.com/cellgate/cellgate/reason"
 )
 
 func TestAgesDiffer(t *testing.T) {
@@ -28,5 +33,18 @@ func TestABodyHasToComeAtARate(t *testing.T) {
 	}
 	if got := BodyDeadline(start, 0, start.Add(time.Second)).Sub(start); got != time.Second {
 		t.Errorf("beyond its exchange: %v", got)
+	}
+}
+
+// I3: an endpoint is not ejected because the node has no descriptors left.
+func TestWhatTheNodeHasRunOutOfIsNoEvidenceAgainstAnEndpoint(t *testing.T) {
+	for err, want := range map[error]retry.Result{
+		syscall.EMFILE: retry.Fatal, syscall.ENFILE: retry.Fatal, syscall.ENOBUFS: retry.Fatal, syscall.ENOMEM: retry.Fatal,
+		syscall.ECONNREFUSED: retry.ConnectFailed, syscall.EHOSTUNREACH: retry.ConnectFailed, syscall.EADDRNOTAVAIL: retry.ConnectFailed,
+	} {
+		got, why := Unconnected(fmt.Errorf("dial: %w", err))
+		if got != want || (why == reason.Overloaded) != (want == retry.Fatal) {
+			t.Errorf("%v: %v, %v", err, got, why)
+		}
 	}
 }

@@ -39,13 +39,14 @@ func (g *Guard) Step(at Gauges) Level {
 	if at.CPU >= goal.CPU {
 		over = max(over, float64(at.Lag)/float64(goal.Lag))
 	}
-	falling := over < 0.95*g.last // what was shed begins to tell
+	falling := over < 0.95*g.last
 	switch g.last = over; {
 	case over > 1 && !falling:
 		g.level += min(0.25, 0.02+0.05*(over-1))
-	case over < 0.8 && at.CPU >= goal.CPU:
+	case over > 1: // what was shed begins to tell
+	case over > 0.8 || at.CPU >= goal.CPU: // only a try shows whether more can be carried
 		g.level -= 0.01
-	case over < 0.8:
+	default:
 		g.level -= 0.03
 	}
 	most := 2.0

@@ -251,6 +251,26 @@ func TestMemoryAndPoolsAreShedForInSteps(t *testing.T) {
 	}
 }
 
+// Between its goal and far below it a node is well: it may stay there for days, with what no shedding makes less, such as
+// connections at rest.
+func TestANodeThatIsBelowItsGoalTakesMoreAgain(t *testing.T) {
+	for what, gauges := range map[string]Gauges{
+		"memory": {Memory: 0.85}, "pools": {Pools: 0.85}, "lag": {CPU: 0.9, Lag: 18 * time.Millisecond},
+	} {
+		g := &Guard{}
+		for range 200 {
+			g.Step(Gauges{Memory: 0.95})
+		}
+		level := Level(0)
+		for range 300 { // half a minute
+			level = g.Step(gauges)
+		}
+		if level != 0 {
+			t.Errorf("%s: level %d", what, level)
+		}
+	}
+}
+
 func TestNothingAllocates(t *testing.T) {
 	l := &Limit{Rule: Rule{Adaptive: true, Least: 5, Most: 100}}
 	now := start

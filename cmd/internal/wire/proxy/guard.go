@@ -4,6 +4,7 @@ import (
 	"context"
 	"math"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"runtime/metrics"
 	"strconv"
@@ -27,6 +28,9 @@ type guard struct {
 	files   float64 // descriptors that it may have
 	waits   []uint64
 	samples []metrics.Sample
+
+	collections uint64    // of garbage, so far
+	collected   time.Time // when there was one more
 }
 
 // Names of runtime/metrics.
@@ -34,10 +38,18 @@ const (
 	liveBytes  = "/gc/heap/live:bytes" // what the last collection has left: garbage is no need
 	stackBytes = "/memory/classes/heap/stacks:bytes"
 	schedWaits = "/sched/latencies:seconds"
+	gcCycles   = "/gc/cycles/total:gc-cycles"
+)
+
+// What a collection has left is all that is known of the need for memory. A node that sheds for its sake makes little garbage,
+// and the next collection would be up to two minutes away; it is not left to wait longer than this.
+const (
+	collectAfter = 5 * time.Second
+	muchMemory   = 0.85
 )
 
 func newGuard(c *core) *guard {
-	g := &guard{core: c, memory: memoryLimit(), samples: []metrics.Sample{{Name: liveBytes}, {Name: stackBytes}, {Name: schedWaits}}}
+	g := &guard{core: c, memory: memoryLimit(), samples: []metrics.Sample{{Name: liveBytes}, {Name: stackBytes}, {Name: schedWaits}, {Name: gcCycles}}}
 	var lim syscall.Rlimit
 	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &lim) == nil {
 		g.files = float64(lim.Cur)
@@ -64,7 +76,18 @@ func (g *guard) run(ctx context.Context) error {
 				g.log.Warn("the node sheds load", "shedding", level > 0, "cpu", at.CPU, "lag", at.Lag, "memory", at.Memory, "pools", at.Pools)
 			}
 			before = level
+			g.collect(level, at, now)
 		}
+	}
+}
+
+// collect makes what is known of memory new while the node sheds for its sake.
+func (g *guard) collect(level shed.Level, at shed.Gauges, now time.Time) {
+	if n := g.samples[3].Value.Uint64(); n != g.collections {
+		g.collections, g.collected = n, now
+	}
+	if level > 0 && at.Memory > muchMemory && now.Sub(g.collected) >= collectAfter {
+		runtime.GC()
 	}
 }
 

@@ -38,3 +38,28 @@ func TestTheGuardSeesItsOwnProcess(t *testing.T) {
 		t.Fatal("a clock that went back gives a look")
 	}
 }
+
+// A node that sheds for its memory's sake learns within seconds that it has it back, whether or not it makes garbage.
+func TestMemoryThatIsGivenBackIsSeen(t *testing.T) {
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	g := newGuard(&core{cores: 1, server: proxy.New(proxy.Options{})})
+	g.memory = 256 << 20
+	now := time.Now()
+	g.look(now)
+	held := make([]byte, 240<<20)
+	runtime.GC()
+	at, _ := g.look(time.Now())
+	g.collect(2000, at, now)
+	if at.Memory < muchMemory {
+		t.Fatalf("%+v", at)
+	}
+	runtime.KeepAlive(held)
+	g.collect(2000, at, now.Add(collectAfter-time.Millisecond))
+	if at, _ = g.look(time.Now()); at.Memory < muchMemory {
+		t.Fatal("a collection ahead of its time")
+	}
+	g.collect(2000, at, now.Add(collectAfter))
+	if at, _ = g.look(time.Now()); at.Memory > muchMemory {
+		t.Fatalf("%+v", at)
+	}
+}
