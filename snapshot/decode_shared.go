@@ -2,7 +2,6 @@ package snapshot
 
 import (
 	"crypto/x509"
-	"encoding/pem"
 	"fmt"
 	"slices"
 	"strconv"
@@ -167,7 +166,7 @@ func (d *decoder) tls(o object, t *TLS) {
 	t.CA, _ = d.limited(in.get("ca"), in.at, "ca", maxText)
 	t.ServerName = in.string("server_name")
 	t.ClientCert, _ = d.limited(in.get("client_cert"), in.at, "client_cert", maxText)
-	if t.ClientCert != "" && !(strings.Contains(t.ClientCert, "BEGIN CERTIFICATE") && strings.Contains(t.ClientCert, "PRIVATE KEY-----")) {
+	if t.ClientCert != "" && !validPair(t.ClientCert) { // a node would refuse the version
 		in.wrong("client_cert", "holds no certificate with its key in PEM", "paste both BEGIN blocks, the certificate first")
 	}
 	if t.CA != "" && !validCA(t.CA) {
@@ -194,16 +193,13 @@ func (o object) protocol(u *Upstream) {
 }
 
 func validCA(text string) bool {
-	n := 0
-	for rest := []byte(text); ; n++ {
-		var block *pem.Block
-		if block, rest = pem.Decode(rest); block == nil {
-			return n > 0
-		}
+	blocks, err := PEMBlocks([]byte(text))
+	for _, block := range blocks {
 		if _, err := x509.ParseCertificate(block.Bytes); err != nil || block.Type != "CERTIFICATE" {
 			return false
 		}
 	}
+	return err == nil && len(blocks) > 0
 }
 
 func (d *decoder) jwt(n *yaml.Node, p *at) *JWT {

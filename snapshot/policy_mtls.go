@@ -131,6 +131,9 @@ func (o object) crls(m *MTLS) {
 
 func (o object) authorities(text string) {
 	all, err := Authorities(text)
+	if _, torn := PEMBlocks([]byte(text)); torn != nil { // what is stored already is read as ever
+		err = errors.New("holds a block that is damaged or cut off")
+	}
 	switch {
 	case err != nil:
 		o.wrong("ca", err.Error(), "paste whole BEGIN CERTIFICATE blocks, of authorities alone")

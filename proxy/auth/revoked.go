@@ -4,10 +4,11 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"sync"
 	"time"
+
+	"github.com/cellgate/cellgate/snapshot"
 )
 
 // MaxRevocations bounds a file of revocation lists, in bytes: some 100,000 certificates.
@@ -40,13 +41,13 @@ func ParseRevocations(raw []byte) (*Revocations, error) {
 		l, err := parseRevocations(raw)
 		return &Revocations{[]*revocationList{l}}, err
 	}
+	blocks, err := snapshot.PEMBlocks(raw)
+	if err != nil || len(blocks) > 32 {
+		return nil, errRevocations
+	}
 	r := &Revocations{}
-	for rest := raw; ; {
-		var block *pem.Block
-		if block, rest = pem.Decode(rest); block == nil {
-			break
-		}
-		if block.Type != "X509 CRL" || len(r.lists) == 32 {
+	for _, block := range blocks {
+		if block.Type != "X509 CRL" {
 			return nil, errRevocations
 		}
 		l, err := parseRevocations(block.Bytes)
@@ -54,9 +55,6 @@ func ParseRevocations(raw []byte) (*Revocations, error) {
 			return nil, err
 		}
 		r.lists = append(r.lists, l)
-	}
-	if len(r.lists) == 0 {
-		return nil, errRevocations
 	}
 	return r, nil
 }

@@ -114,6 +114,8 @@ func TestListsThatCannotBeHeldToWholeAreRefused(t *testing.T) {
 		"PEM of something":     ca.PEM,
 		"a list and something": good + ca.PEM,
 		"too many":             strings.Repeat(good, 33),
+		"a list and a part":    good + good[:len(good)-40],
+		"a damaged one first":  strings.Replace(good, "CRL-----\nM", "CRL-----\n*", 1) + good,
 		"torn":                 "-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n",
 		"a part of them":       ca.Revoke(t, soon, func(l *x509.RevocationList) { l.ExtraExtensions = critical }, one),
 		"somebody else's":      ca.Revoke(t, soon, func(l *x509.RevocationList) { l.RevokedCertificateEntries[0].ExtraExtensions = critical }, one),
