@@ -104,7 +104,7 @@ func (f *flight) resolved(at netip.AddrPort, err error) {
 		return
 	}
 	l := f.l
-	u := &conn{lane: f.lane, endpoint: f.x.Endpoint, fd: fd, born: l.now, flight: f, polled: true}
+	u := &conn{socket: socket{fd: fd, polled: true}, lane: f.lane, endpoint: f.x.Endpoint, born: l.now, flight: f}
 	u.slot = l.take(slot{conn: u, fd: fd})
 	f.conn, f.phase = u, connecting
 	if l.watch(unix.EPOLL_CTL_ADD, fd, allEvents, u.slot, l.slots[u.slot].gen) != nil {
@@ -157,33 +157,16 @@ func (f *flight) use(u *conn) {
 	}
 	f.headBy()
 	f.arm()
-	if u.canRead && f.phase == awaiting {
+	if u.canRead && f.phase == awaiting && !u.posted {
 		f.readAnswer()
 	}
 }
 
 // write sends b upstream, or keeps what doesn't go out at once. It is false when the attempt has ended by it.
 func (f *flight) write(b []byte) bool {
-	u, l := f.conn, f.l
-	n := 0
-	if len(u.out) == 0 {
-		var e syscall.Errno
-		if n, e = l.write(u.fd, b); e != 0 && e != syscall.EAGAIN {
-			return f.writeFailed()
-		}
-		f.sent = f.sent || n > 0
-		if n == len(b) {
-			return true
-		}
-	}
-	u.out = hold(l, u.out, b, nil, n)
-	if !u.polled {
-		u.polled = true
-		if l.watch(unix.EPOLL_CTL_MOD, u.fd, allEvents, u.slot, l.slots[u.slot].gen) != nil {
-			return f.writeFailed()
-		}
-	}
-	return true
+	n, ok := f.l.send(&f.conn.socket, nil, b)
+	f.sent = f.sent || n > 0
+	return ok || f.writeFailed()
 }
 
 // writeFailed leaves a failure during an upload to whoever reads the answer: there may be one already (CASES G23).
@@ -191,8 +174,7 @@ func (f *flight) writeFailed() bool {
 	if f.streaming() {
 		f.upload.ended = true
 		f.conn.canRead = true
-		f.l.buffers.put(f.conn.out)
-		f.conn.out, f.conn.sent = nil, 0
+		f.conn.unsend(f.l)
 		f.side.later()
 		return true
 	}
@@ -200,26 +182,20 @@ func (f *flight) writeFailed() bool {
 	return false
 }
 
-// flush writes what waits for the upstream, and goes on with the upload.
-func (f *flight) flush() {
+// wrote takes in what became of a write of what waited for the upstream, and goes on with the upload.
+func (f *flight) wrote(n int, e syscall.Errno) {
 	u := f.conn
-	n, e := f.l.write(u.fd, u.out[u.sent:])
-	if e != 0 && e != syscall.EAGAIN {
-		f.writeFailed()
-		return
-	}
 	f.sent = f.sent || n > 0
-	if u.sent += n; u.sent < len(u.out) {
-		return
-	}
-	f.l.buffers.put(u.out)
-	u.out, u.sent = nil, 0
-	if f.streaming() {
+	switch {
+	case !f.l.wrote(&u.socket, n, e):
+		f.writeFailed()
+	case len(u.out) > 0:
+	case f.streaming():
 		f.side.pump()
-		return
+	default:
+		f.headBy()
+		f.arm()
 	}
-	f.headBy()
-	f.arm()
 }
 
 // headBy starts the response-header time once the request has been sent.
@@ -239,7 +215,7 @@ func (f *flight) upstreamReady(writable bool) {
 		return
 	}
 	if writable && len(u.out) > 0 {
-		if f.flush(); f.conn != u {
+		if f.wrote(f.l.write(u.fd, u.out[u.sent:])); f.conn != u {
 			return
 		}
 	}

@@ -286,11 +286,12 @@ func (c *crowd) ask(tr *http2.Transport) {
 // A randomised schedule of faults on both sides, over pools that are too small and snapshots that change. Throughout it
 // everything has one owner; after it nothing is left: no descriptor, no place in a pool, no exchange, no buffer out twice.
 func TestFaultsOnBothSidesLeakNothingAndMixNothingUp(t *testing.T) {
-	t.Run("plain upstreams", func(t *testing.T) { faults(t, 0, 400*time.Millisecond, false) })
-	t.Run("upstreams over TLS", func(t *testing.T) { faults(t, 7, 400*time.Millisecond, true) })
+	t.Run("plain upstreams", func(t *testing.T) { faults(t, 0, 400*time.Millisecond, false, false) })
+	t.Run("plain upstreams, without a ring", func(t *testing.T) { faults(t, 3, 400*time.Millisecond, false, true) })
+	t.Run("upstreams over TLS", func(t *testing.T) { faults(t, 7, 400*time.Millisecond, true, false) })
 }
 
-func faults(t *testing.T, seed uint64, length time.Duration, secure bool) {
+func faults(t *testing.T, seed uint64, length time.Duration, secure, noRing bool) {
 	before := descriptors(t)
 	dead := listen(t)
 	dead.Close()
@@ -303,7 +304,7 @@ func faults(t *testing.T, seed uint64, length time.Duration, secure bool) {
 	}
 	up := fmt.Sprintf("%q, %q, %q", moody(t, seed, cfg), moody(t, seed+100, cfg), dead.Addr())
 	pool := "max_connections: 5, max_pending: 8" + trust
-	w := start(t, up, pool, Options{Loops: 2, Options: engine.Options{HeaderTime: 300 * time.Millisecond, Idle: 300 * time.Millisecond, LeaveOver: 50 * time.Millisecond}})
+	w := start(t, up, pool, Options{Loops: 2, NoRing: noRing, Options: engine.Options{HeaderTime: 300 * time.Millisecond, Idle: 300 * time.Millisecond, LeaveOver: 50 * time.Millisecond}})
 	var answered atomic.Int64
 	begin := time.Now()
 	going := func() bool { // on a busy machine it takes longer to see enough

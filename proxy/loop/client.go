@@ -27,17 +27,13 @@ import (
 //	   │                   └── no HTTP, or too slow ──┴── answered with close ─▶ lingering ─▶ gone
 //	   └─ HTTP/2 ─▶ framed ─ over ──────────────────────────────────────────────────▲
 type client struct {
+	socket
 	l     *loop
-	fd    int32 // -1 once closed
-	slot  uint32
 	state state
 
-	canRead bool // more may be there to be read
-	ended   bool // the peer will send no more
-	broken  bool // the kernel says that the connection is dead both ways
-	mute    bool // the end of what it sends has been read
-	polled  bool // the kernel is asked about room for writing as well
-	queued  bool // in the loop's list of those that go on
+	broken bool // the kernel says that the connection is dead both ways
+	mute   bool // the end of what it sends has been read
+	queued bool // in the loop's list of those that go on
 
 	secure *secure // nil = plain
 	h2     *h2conn // nil = HTTP/1
@@ -45,8 +41,6 @@ type client struct {
 	flight *flight
 	in     []byte // what has been read and isn't used up is in[r:w]; nil when there is nothing
 	r, w   int
-	out    []byte // what could not be written yet is out[sent:]; nil when there is nothing
-	sent   int
 
 	peer    netip.Addr
 	text    string
@@ -134,13 +128,13 @@ func (c *client) read(b []byte) (n int, more bool) {
 	if c.secure != nil {
 		return c.secure.read(b)
 	}
-	n, e := c.l.read(c.fd, b)
+	n, more, e := c.l.receive(&c.socket, b)
 	switch {
 	case e == syscall.EAGAIN:
 		c.canRead = false
 		return 0, true
 	case n > 0:
-		c.canRead = c.ended || n == len(b) // a short read has emptied the socket, but for its end
+		c.canRead = c.ended || more // a short read has emptied the socket, but for its end
 		return n, true
 	}
 	c.canRead, c.mute = false, e == 0
@@ -254,75 +248,31 @@ func (c *client) send(a, b []byte) bool {
 	return c.sendRaw(a, b)
 }
 
-// sendRaw writes a and b, or keeps what doesn't go out at once.
+// sendRaw sends a and b as they are, or keeps what doesn't go out at once.
 func (c *client) sendRaw(a, b []byte) bool {
-	n := 0
-	if len(c.out) == 0 {
-		var e syscall.Errno
-		if len(b) == 0 {
-			n, e = c.l.write(c.fd, a)
-		} else {
-			n, e = c.l.write2(c.fd, a, b)
-		}
-		if e != 0 && e != syscall.EAGAIN {
-			c.broken = true
-			return false
-		}
-		if n == len(a)+len(b) {
-			return true
-		}
-	}
-	c.out = hold(c.l, c.out, a, b, n)
-	return c.pollWrite()
+	_, ok := c.l.send(&c.socket, a, b)
+	c.broken = c.broken || !ok
+	return ok
 }
 
-// hold appends what is left of a and b after their first n bytes.
-func hold(l *loop, out, a, b []byte, n int) []byte {
-	if out == nil {
-		out = l.buffers.out(len(a) + len(b) - n)
-	}
-	if n < len(a) {
-		out = append(out, a[n:]...)
-		n = len(a)
-	}
-	return append(out, b[n-len(a):]...)
-}
-
-// pollWrite asks the kernel to tell about room for writing, from now on.
-func (c *client) pollWrite() bool {
-	if !c.polled {
-		c.polled = true
-		if c.l.watch(unix.EPOLL_CTL_MOD, c.fd, allEvents, c.slot, c.l.slots[c.slot].gen) != nil {
-			c.broken = true
-			return false
-		}
-	}
-	return true
-}
-
-// flush writes what waits. It is false when the connection is gone afterwards.
-func (c *client) flush() bool {
-	n, e := c.l.write(c.fd, c.out[c.sent:])
-	if e != 0 && e != syscall.EAGAIN {
+// wrote takes in what became of a write of what waited, and goes on. It is false when the connection is gone afterwards.
+func (c *client) wrote(n int, e syscall.Errno) bool {
+	switch ok := c.l.wrote(&c.socket, n, e); {
+	case !ok:
 		c.broken = true
 		if c.flight != nil {
 			c.flight.clientBroke()
 		} else {
 			c.drop()
 		}
-		return c.fd >= 0
-	}
-	if c.sent += n; c.sent < len(c.out) {
-		return true
-	}
-	c.l.buffers.put(c.out)
-	c.out, c.sent = nil, 0
-	switch {
+	case len(c.out) > 0:
 	case c.flight != nil:
 		c.flight.drained()
 	case c.h2 != nil:
 		c.h2.drained()
 		c.h2.flush()
+	case c.state == lingering:
+		c.hangUp()
 	}
 	return c.fd >= 0
 }
@@ -334,12 +284,15 @@ func (c *client) linger() {
 	if c.secure != nil {
 		c.secure.farewell()
 	}
-	if len(c.out) > 0 { // the rest goes out when there is room, within the time
-		c.l.wheel.set(&c.timer, c.l.now.Add(relay.LingerTime))
-		return
-	}
-	_ = unix.Shutdown(int(c.fd), unix.SHUT_WR)
 	c.l.wheel.set(&c.timer, c.l.now.Add(relay.LingerTime))
+	if len(c.out) == 0 { // else once that is sent
+		c.hangUp()
+	}
+}
+
+// hangUp ends the sending, and reads what comes until the client has read all.
+func (c *client) hangUp() {
+	_ = unix.Shutdown(int(c.fd), unix.SHUT_WR)
 	if c.canRead {
 		c.discard()
 	}
@@ -391,6 +344,9 @@ func (c *client) drop() {
 	if c.secure != nil {
 		c.secure.end()
 	}
+	if c.posted {
+		_, _ = c.l.write(c.fd, c.out)
+	}
 	unix.Close(int(c.fd))
 	c.forget()
 }
@@ -400,12 +356,9 @@ func (c *client) forget() {
 	l := c.l
 	l.wheel.stop(&c.timer)
 	l.leave(c.slot)
-	c.fd, c.canRead = -1, false
+	c.fd, c.canRead, c.ahead = -1, false, ahead{}
 	c.rest()
-	if c.out != nil {
-		l.buffers.put(c.out)
-		c.out = nil
-	}
+	c.unsend(l)
 	l.clients--
 	l.e.server.Connections.Add(-1)
 }
@@ -413,7 +366,16 @@ func (c *client) forget() {
 // depart gives the connection with its exchange to the other engine.
 func (c *client) depart() {
 	l, f := c.l, c.flight
+	if c.posted {
+		n, e := l.write(c.fd, c.out)
+		l.wrote(&c.socket, n, e)
+	}
 	h := engine.Handed{Read: c.in[:c.w], Old: time.Unix(0, c.old), Exchange: f.x, Head: c.r}
+	if ahead := c.ahead.b; c.secure != nil {
+		c.secure.staged = append(c.secure.staged[:len(c.secure.staged):len(c.secure.staged)], ahead...)
+	} else {
+		h.Read = append(h.Read[:c.w:c.w], ahead...)
+	}
 	_ = unix.EpollCtl(int(l.ep), unix.EPOLL_CTL_DEL, int(c.fd), nil)
 	file := os.NewFile(uintptr(c.fd), "")
 	nc, err := net.FileConn(file) // a descriptor of its own

@@ -13,20 +13,14 @@ import (
 
 // conn is one connection to an endpoint. It belongs to a flight, or lies idle in its lane.
 type conn struct {
+	socket
 	lane     *lane
 	endpoint int
-	fd       int32 // -1 once closed
-	slot     uint32
 	flight   *flight // nil = idle
 
-	canRead bool
-	ended   bool
-	reused  bool // it has carried an exchange before
-	started bool // a byte of the answer has come
-	polled  bool
+	reused  bool   // it has carried an exchange before
+	started bool   // a byte of the answer has come
 	in      []byte // the beginning of a head that isn't whole yet
-	out     []byte // what could not be written yet is out[sent:]
-	sent    int
 	born    time.Time
 	idle    time.Time // since when
 }
@@ -211,8 +205,8 @@ func (u *conn) shut() {
 	l := u.lane.l
 	unix.Close(int(u.fd))
 	l.leave(u.slot)
-	u.fd, u.flight = -1, nil
+	u.fd, u.flight, u.ahead = -1, nil, ahead{}
+	u.unsend(l)
 	l.buffers.put(u.in)
-	l.buffers.put(u.out)
-	u.in, u.out = nil, nil
+	u.in = nil
 }

@@ -16,6 +16,9 @@
 // codec is package http2. What the streams of a connection have to say in one turn goes out together at the turn's end. A
 // flight reads no more of an upstream than its side has room for, so that windows and slow clients stop the upstream.
 //
+// What a turn receives and what it sends goes to the kernel in bundles (package uring), where there are at least two sockets to
+// bundle. So a socket may have been received for ahead of its event, and what was sent may still wait for the turn's end.
+//
 // Events are edge-triggered: the kernel says once that something can be read, and the connection remembers it until a read
 // came back short. Not reading is therefore enough to stop a sender, and needs no system call.
 package loop

@@ -28,6 +28,8 @@ type Options struct {
 	engine.Options
 	// Loops is how many there are; 0 = one for each core that Go uses.
 	Loops int
+	// NoRing makes each send and receive a system call of its own, as it is where the kernel gives no ring (package uring).
+	NoRing bool
 }
 
 // Engine serves connections.
@@ -114,6 +116,12 @@ func (e *Engine) open(own []engine.Listener) (err error) {
 			return fmt.Errorf("loop: %w", err)
 		}
 		e.loops = append(e.loops, l)
+		if !e.opts.NoRing {
+			if err := l.openRing(); err != nil {
+				e.opts.NoRing = true
+				e.opts.Log.Info("each send and receive is a system call of its own: the kernel gives no ring to bundle them with", "error", err)
+			}
+		}
 	}
 	for _, sockets := range byAddress(own) {
 		for i, from := range sockets {

@@ -428,12 +428,12 @@ func (f *flight) breakOff(begun bool) {
 
 // read reads once from the upstream into b. e is 0 with n = 0 at the end of what it sends.
 func (u *conn) read(b []byte) (n int, e syscall.Errno) {
-	n, e = u.lane.l.read(u.fd, b)
+	n, more, e := u.lane.l.receive(&u.socket, b)
 	if e == syscall.EAGAIN {
 		u.canRead = false
 	} else if n > 0 {
 		u.started = true
-		u.canRead = u.ended || n == len(b)
+		u.canRead = u.ended || more
 	}
 	return n, e
 }

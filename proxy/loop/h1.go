@@ -45,7 +45,7 @@ func (c *client) left() bool {
 	switch {
 	case c.broken:
 		return true
-	case c.secure == nil && !c.l.gone(c.fd): // what it has sent is still to be read
+	case c.secure == nil && (c.ahead.there || !c.l.gone(c.fd)): // what it has sent is still to be read
 	case f.answered:
 		c.goneBy = c.l.now.Add(relay.LookStream)
 		still := len(c.out) > 0 || f.x.BytesOut > c.seen
@@ -113,7 +113,7 @@ func (c *client) invite() bool { return c.send([]byte(relay.Continue), nil) }
 
 func (c *client) pump() {
 	f := c.flight
-	for n := 0; f.streaming() && len(f.conn.out) == 0; {
+	for n := 0; f.streaming() && !f.conn.blocked(); {
 		switch {
 		case f.upload.done:
 			f.uploaded(&f.upload.chunks.Trailer)
@@ -203,7 +203,7 @@ func (c *client) putHead(length int64, none bool) {
 }
 
 func (c *client) room() int {
-	if len(c.out) > 0 {
+	if c.blocked() {
 		return 0
 	}
 	return readSize

@@ -60,42 +60,39 @@ func (a *asker) answers(n int) {
 
 // A read and a write for the client per bundle of requests, and a read and a write for the upstream per request.
 func TestHTTP2ShareTheSystemCalls(t *testing.T) {
-	w := start(t, steady(t), "max_connections: 200", Options{Loops: 1})
+	w := start(t, steady(t), "max_connections: 200", Options{Loops: 1, NoRing: true})
 	l := w.engine.loops[0]
 	const clients, streams, rounds = 8, 8, 40
 	var all []*asker
 	for range clients {
 		all = append(all, w.ask())
 	}
-	round := func() { // the loop is held up until every client has asked, and again until everything is answered
-		hold, held := make(chan struct{}), make(chan struct{})
-		l.post(func() { close(held); <-hold })
-		<-held
-		for _, c := range all {
-			c.say(c.requests(streams))
-		}
-		close(hold)
+	round := func() {
+		w.together(l, func() {
+			for _, c := range all {
+				c.say(c.requests(streams))
+			}
+		})
 		for _, c := range all {
 			c.answers(streams)
 		}
 	}
 	round()
 	round()
-	var before, after calls
-	w.on(l, func() { before = l.calls })
-	for range rounds {
-		round()
-	}
-	w.on(l, func() { after = l.calls })
 	const bundles, requests = clients * rounds, clients * streams * rounds
-	if r := after.reads - before.reads; r != bundles+requests {
-		t.Errorf("%d requests in %d bundles took %d reads", requests, bundles, r)
+	n := w.callsOf(l, func() {
+		for range rounds {
+			round()
+		}
+	})
+	if n.reads != bundles+requests {
+		t.Errorf("%d requests in %d bundles took %d reads", requests, bundles, n.reads)
 	}
 	// Answers that come in several turns go out in as many writes; there are never more than answers.
-	if wr := after.writes - before.writes; wr < bundles+requests || wr > 2*requests {
-		t.Errorf("%d requests in %d bundles took %d writes", requests, bundles, wr)
+	if n.writes < bundles+requests || n.writes > 2*requests {
+		t.Errorf("%d requests in %d bundles took %d writes", requests, bundles, n.writes)
 	} else {
-		t.Logf("%.2f writes to clients a bundle", float64(wr-requests)/bundles)
+		t.Logf("%.2f writes to clients a bundle", float64(n.writes-requests)/bundles)
 	}
 	w.check()
 }

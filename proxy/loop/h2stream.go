@@ -166,7 +166,7 @@ func (s *h2stream) invite() bool {
 
 func (s *h2stream) pump() {
 	f, q := s.flight, &s.flight.upload
-	for f.streaming() && len(f.conn.out) == 0 {
+	for f.streaming() && !f.conn.blocked() {
 		b := s.Buffered()
 		switch {
 		case len(b) > 0:

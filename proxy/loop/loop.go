@@ -36,6 +36,7 @@ type loop struct {
 	raw    []byte // what is read for crypto/tls
 	sealed []byte // what crypto/tls has made of out
 	buffers
+	bundle
 	flights     []*flight // free ones
 	streams     []*h2stream
 	spareStream *h2stream // for the next request over HTTP/2
@@ -211,16 +212,12 @@ func (l *loop) run() {
 
 // turn serves what a wait found. A fault of ours is kept to the connection that met it.
 func (l *loop) turn(n int) {
-	at := 0
+	l.posting = l.ring != nil && n+len(l.sending)+len(l.again)+len(l.due) > 1
 	l.quiet(n)
-	l.send()
-	for !l.guarded(func() {
-		for ; at < n; at++ {
-			ev := &l.events[at]
-			l.event(ref{uint32(ev.Fd), uint32(ev.Pad)}, ev.Events)
-		}
-	}) {
-		at++
+	l.sendOff()
+	l.sendPosted()
+	for at := 0; at < n; at += inBundle {
+		l.serve(l.events[at:min(at+inBundle, n)])
 	}
 	if todo := l.again; len(todo) > 0 {
 		l.again = nil
@@ -237,13 +234,29 @@ func (l *loop) turn(n int) {
 	due := l.due
 	l.due = l.dueNext[:0]
 	for _, r := range due {
-		l.guarded(func() { l.flush(r, n > 0) })
+		l.guarded(func() { l.flushClient(r, n > 0) })
 	}
 	l.dueNext = due
+	l.sendPosted()
 }
 
-// flush sends what has come for a client of HTTP/2. busy says that the next turn, which comes at once then, may bring more.
-func (l *loop) flush(r ref, busy bool) {
+// serve serves some events, at most inBundle.
+func (l *loop) serve(some []unix.EpollEvent) {
+	l.receiveAhead(some)
+	at := 0
+	for !l.guarded(func() {
+		for ; at < len(some); at++ {
+			ev := &some[at]
+			l.event(ref{uint32(ev.Fd), uint32(ev.Pad)}, ev.Events)
+		}
+	}) {
+		at++
+	}
+	l.keepAhead()
+}
+
+// flushClient sends what has come for a client of HTTP/2. busy says that the next turn, which comes at once then, may bring more.
+func (l *loop) flushClient(r ref, busy bool) {
 	s := &l.slots[r.slot]
 	switch {
 	case s.gen != r.gen || s.client == nil || s.client.h2 == nil:
@@ -365,9 +378,9 @@ func (l *loop) awaited() bool {
 	return false
 }
 
-// send gives the attempts that wait for it a connection. They wait since the last turn, so that a pooled connection is
+// sendOff gives the attempts that wait for it a connection. They wait since the last turn, so that a pooled connection is
 // looked at, by the wait for events, after the request was read and right before it is written (decision 12).
-func (l *loop) send() {
+func (l *loop) sendOff() {
 	todo := l.sending
 	l.sending = l.spare[:0]
 	for _, s := range todo {
@@ -396,7 +409,7 @@ func (l *loop) event(r ref, events uint32) {
 				c.secure.canRead = true
 			}
 		}
-		if events&unix.EPOLLOUT != 0 && len(c.out) > 0 && !c.flush() {
+		if events&unix.EPOLLOUT != 0 && len(c.out) > 0 && !c.wrote(l.write(c.fd, c.out[c.sent:])) {
 			return
 		}
 		if c.canRead {
@@ -487,7 +500,7 @@ func (l *loop) client(fd int32, peer netip.Addr, from *listener) {
 		unix.Close(int(fd))
 		return
 	}
-	c := &client{l: l, fd: fd, peer: peer, text: peer.String()}
+	c := &client{socket: socket{fd: fd}, l: l, peer: peer, text: peer.String()}
 	c.timer.fire = c.expired
 	c.old = relay.Age(l.now, l.e.opts.MaxAge, l.e.opts.LeaveOver, l.e.server.Leaving()).UnixNano()
 	c.slot = l.take(slot{client: c, fd: fd})
@@ -550,4 +563,7 @@ func (l *loop) close() {
 	}
 	unix.Close(int(l.mail.fd))
 	unix.Close(int(l.ep))
+	if l.ring != nil {
+		l.ring.Close()
+	}
 }

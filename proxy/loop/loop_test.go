@@ -4,6 +4,7 @@ package loop
 
 import (
 	"bufio"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -138,37 +139,29 @@ func hasData(fd int32) bool {
 
 // Two reads and two writes per request once there is enough to do; a wait for events serves many.
 func TestARequestTakesFourSystemCalls(t *testing.T) {
-	w := start(t, steady(t), "max_connections: 200", Options{Loops: 1})
+	w := start(t, steady(t), "max_connections: 200", Options{Loops: 1, NoRing: true})
 	l := w.engine.loops[0]
 	const clients, rounds = 32, 60
-	var all []*browser
-	for range clients {
-		all = append(all, w.dial())
-	}
-	round := func() { // the loop is held up until every client has asked
-		hold := make(chan struct{})
-		held := make(chan struct{})
-		l.post(func() { close(held); <-hold })
-		<-held
-		for _, c := range all {
-			c.say(get)
-		}
-		close(hold)
+	all := w.dialAll(clients)
+	round := func() {
+		w.together(l, func() {
+			for _, c := range all {
+				c.say(get)
+			}
+		})
 		for _, c := range all {
 			c.answer()
 		}
 	}
 	round()
 	round()
-	var before, after calls
-	w.on(l, func() { before = l.calls })
-	for range rounds {
-		round()
-	}
-	w.on(l, func() { after = l.calls })
 	const requests = clients * rounds
-	if r, wr := after.reads-before.reads, after.writes-before.writes; r != 2*requests || wr != 2*requests {
-		t.Errorf("%d requests took %d reads and %d writes", requests, r, wr)
+	if n := w.callsOf(l, func() {
+		for range rounds {
+			round()
+		}
+	}); n != (calls{reads: 2 * requests, writes: 2 * requests}) {
+		t.Errorf("%d requests took %+v", requests, n)
 	}
 }
 
@@ -192,6 +185,101 @@ func TestALoopWithFewRequestsHidesItsSleep(t *testing.T) {
 		}
 	}
 	t.Errorf("of the sleeps between ten requests Go's scheduler was told of %d", told)
+}
+
+// With a ring, requests and answers that come together share all four; without, each has its own.
+func TestRequestsThatComeTogetherTakeFourSystemCalls(t *testing.T) {
+	const clients, rounds = 24, 20 // no more than go into one bundle
+	l := listen(t)
+	t.Cleanup(func() { l.Close() })
+	asked, answer := make(chan struct{}, clients), make(chan struct{})
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				room := make([]byte, 4096)
+				for {
+					if _, err := c.Read(room); err != nil {
+						return
+					}
+					asked <- struct{}{}
+					<-answer
+					_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+				}
+			}()
+		}
+	}()
+	w := start(t, fmt.Sprintf("%q", l.Addr()), "max_connections: 200", Options{Loops: 1})
+	at := w.engine.loops[0]
+	all := w.dialAll(clients)
+	round := func() {
+		w.together(at, func() {
+			for _, c := range all {
+				c.say(get)
+			}
+		})
+		for range clients {
+			<-asked
+		}
+		w.together(at, func() {
+			for range clients {
+				answer <- struct{}{}
+			}
+			for i := range at.slots {
+				if s := &at.slots[i]; s.conn != nil {
+					until(t, "all answers to be there", func() bool { return hasData(s.fd) })
+				}
+			}
+		})
+		for _, c := range all {
+			c.answer()
+		}
+	}
+	round()
+	const each = 2 * clients * rounds
+	want := calls{batches: 4 * rounds, received: each, posts: each}
+	if at.ring == nil {
+		t.Log("this machine gives no ring (io_uring), so what shares it is not proved here")
+		want = calls{reads: each, writes: each}
+	}
+	if n := w.callsOf(at, func() {
+		for range rounds {
+			round()
+		}
+	}); n != want {
+		t.Errorf("%d rounds of %d requests took %+v", rounds, clients, n)
+	}
+	w.check()
+}
+
+// together holds a loop up until do has returned, so that what do brought about comes in one turn.
+func (w *world) together(l *loop, do func()) {
+	hold, held := make(chan struct{}), make(chan struct{})
+	l.post(func() { close(held); <-hold })
+	<-held
+	do()
+	close(hold)
+}
+
+// callsOf counts a loop's sends and receives while do runs.
+func (w *world) callsOf(l *loop, do func()) (n calls) {
+	var before calls
+	w.on(l, func() { before = l.calls })
+	do()
+	w.on(l, func() { n = l.calls })
+	return calls{reads: n.reads - before.reads, writes: n.writes - before.writes,
+		batches: n.batches - before.batches, received: n.received - before.received, posts: n.posts - before.posts}
+}
+
+func (w *world) dialAll(n int) (all []*browser) {
+	for range n {
+		all = append(all, w.dial())
+	}
+	return all
 }
 
 // steady is an upstream that always answers.

@@ -105,10 +105,10 @@ func (s *secure) Read(p []byte) (int, error) {
 		}
 		if s.canRead {
 			l := s.c.l
-			n, e := l.read(s.c.fd, l.raw)
+			n, more, e := l.receive(&s.c.socket, l.raw)
 			switch {
 			case n > 0:
-				s.canRead = s.c.ended || n == len(l.raw)
+				s.canRead = s.c.ended || more
 				s.staged = l.raw[:n]
 				continue
 			case e == 0:

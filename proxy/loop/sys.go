@@ -11,8 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// calls counts a loop's system calls; told are the sleeps that Go's scheduler knew of. Written by: the loop.
-type calls struct{ reads, writes, told uint64 }
+// calls counts a loop's system calls. Written by: the loop.
+type calls struct {
+	reads, writes            uint64 // one socket each
+	batches, received, posts uint64 // those of many sockets, and how many sockets of either kind
+	told                     uint64 // sleeps that Go's scheduler knew of
+}
 
 // The sockets never block, so reads and writes need not tell Go's scheduler about themselves. They are recvfrom(2) and sendto(2),
 // which find a socket with less ado than read(2) and write(2) do a file.
@@ -45,8 +49,11 @@ func (l *loop) write(fd int32, b []byte) (int, syscall.Errno) {
 
 // write2 writes both in one call.
 func (l *loop) write2(fd int32, a, b []byte) (int, syscall.Errno) {
-	if len(a) == 0 {
+	switch {
+	case len(a) == 0:
 		return l.write(fd, b)
+	case len(b) == 0:
+		return l.write(fd, a)
 	}
 	l.iov[0].Base, l.iov[1].Base = unsafe.SliceData(a), unsafe.SliceData(b)
 	l.iov[0].SetLen(len(a))

@@ -60,7 +60,7 @@ func (f *flight) streaming() bool { return f.upload.streaming && !f.upload.ended
 
 // starved says whether the client is what the upload waits for.
 func (f *flight) starved() bool {
-	return f.streaming() && !f.upload.done && f.conn != nil && len(f.conn.out) == 0
+	return f.streaming() && !f.upload.done && f.conn != nil && !f.conn.blocked()
 }
 
 // turns is how often one connection reads in a row while others wait.

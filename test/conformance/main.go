@@ -122,7 +122,7 @@ func (r *run) wanted() (all []suite, err error) {
 		all = append(all, known[i])
 	}
 	for _, e := range r.engines {
-		if !slices.Contains([]string{"loop", "goroutine", "nethttp"}, e) {
+		if !slices.Contains([]string{"loop", "epoll", "goroutine", "nethttp"}, e) {
 			return nil, fmt.Errorf("there is no engine %q", e)
 		}
 	}

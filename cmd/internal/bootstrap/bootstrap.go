@@ -85,7 +85,7 @@ type Proxy struct {
 	// TicketSecrets is the file of the secrets that session tickets are sealed by, the same on all nodes of the cell and on no other:
 	// 1 to 4 lines, each 32 random bytes in base64. Empty = clients go on with their sessions at this process alone.
 	TicketSecrets string `json:"ticket_secrets,omitempty"`
-	// Engine is what serves: "loop", "goroutine" or "nethttp"; empty = the default of the system.
+	// Engine is what serves: "loop", "epoll", "goroutine" or "nethttp"; empty = the default of the system.
 	Engine string `json:"engine,omitempty"`
 	// HTTP3 serves it on the UDP side of OwnHTTPS, and on Linux of SharedHTTPS.
 	HTTP3 bool `json:"http3,omitempty"`

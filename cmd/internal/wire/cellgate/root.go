@@ -133,7 +133,7 @@ func upCommand(dir *string) *cobra.Command {
 	f.StringVar(&insufficient, "on-insufficient", bootstrap.OnInsufficientProceed, "what a ring without enough evidence does: `hold`, or proceed-if-synthetics-pass")
 	f.DurationVar(&ttl, "ttl", 5*time.Second, "TTL of steered DNS answers")
 	f.DurationVar(&ramp, "ramp", 30*time.Second, "how long a restored cell takes to be full again")
-	f.StringVar(&o.Engine, "engine", "", "`engine` of the proxies, loop or goroutine; their default unless given")
+	f.StringVar(&o.Engine, "engine", "", "`engine` of the proxies, as of proxy serve; their default unless given")
 	f.StringVar(&o.QuotaRedis, "quota-redis", "", "`URL` of a Redis server that has the buckets of limits, such as redis://127.0.0.1:6379; they are in the controllers' memory unless given")
 	f.StringVar(&o.Consul, "consul", "", "`address` of a Consul agent that tells the proxies of upstreams' endpoints; 254.4:8500 of the block unless given")
 	f.StringVar(&o.OTLP.URL, "otlp", "", "`URL` of an OpenTelemetry collector that gets traces of the proxies (OTLP over HTTP), such as http://127.0.0.1:4318; none unless given")

@@ -9,7 +9,7 @@ import (
 
 // sockets is how many of each address an engine of a kind wants, on so many cores.
 func sockets(kind string, cores int) int {
-	if kind == loops || kind == "" && defaultEngine == loops {
+	if kind == loops || kind == singles || kind == "" && defaultEngine == loops {
 		return cores
 	}
 	return 1
@@ -24,13 +24,14 @@ type serving interface {
 const (
 	goroutines = "goroutine"
 	loops      = "loop"
+	singles    = "epoll" // loops that never bundle
 	netHTTP    = "nethttp"
 )
 
 // engines are the kinds that this system has.
 func engines() []string {
 	if haveLoops {
-		return []string{goroutines, loops, netHTTP}
+		return []string{goroutines, loops, singles, netHTTP}
 	}
 	return []string{goroutines, netHTTP}
 }
@@ -44,8 +45,8 @@ func (c *core) newEngine(kind string, o engine.Options, cores int) serving {
 	switch kind {
 	case netHTTP:
 		return engine.NewNetHTTP(c.server, o)
-	case loops:
-		e, lag := newLoops(c.server, o, cores)
+	case loops, singles:
+		e, lag := newLoops(c.server, o, cores, kind == loops)
 		c.loops = append(c.loops, lag)
 		return e
 	}

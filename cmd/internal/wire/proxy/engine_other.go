@@ -14,6 +14,6 @@ const (
 	defaultEngine = goroutines
 )
 
-func newLoops(s *proxy.Server, o engine.Options, _ int) (serving, func() time.Duration) {
+func newLoops(s *proxy.Server, o engine.Options, _ int, _ bool) (serving, func() time.Duration) {
 	return engine.New(s, o), nil
 }

@@ -83,7 +83,7 @@ Every listener answers GET /.well-known/cellgate/ready: 200, or 503 while the no
 	fs.StringVar(&f.key, "key", "", "PEM `file` with the private key for --https")
 	fs.BoolVar(&f.h3, "h3", false, "HTTP/3 on the UDP side of --https, announced in Alt-Svc")
 	fs.StringVar(&f.admin, "admin", "", "loopback `address` of the admin server; off unless given")
-	fs.StringVar(&f.engine, "engine", defaultEngine, "`engine`: loop (event loops, one a core; Linux), goroutine (one a connection), or nethttp (the standard library's codecs, for emergencies)")
+	fs.StringVar(&f.engine, "engine", defaultEngine, "`engine`: loop (event loops, one a core, which bundle their system calls where the kernel has io_uring; Linux), epoll (the same without io_uring), goroutine (one a connection), or nethttp (the standard library's codecs, for emergencies)")
 	fs.IntVar(&f.workers, "workers", 0, "cores to use; 0 = all")
 	fs.DurationVar(&f.maxAge, "max-connection-age", 5*time.Minute, "age, give or take a fifth, at which clients are asked to connect anew, so that they follow DNS")
 	fs.StringSliceVar(&f.trusted, "trusted-proxies", nil, "`networks` of proxies in front of the node, such as 10.0.0.0/8,192.0.2.7, that are believed about who their clients are")
