@@ -4,7 +4,7 @@
 //
 // Each candidate has core 0 for itself while it is measured; the load and the backend share core 1: for HTTP/1.1 without TLS they are
 // one process of ours (far.go), which costs less than any candidate, else wrk or h2load before that process's backend.
-// Candidates take turns within a round. A round in which a candidate gave an error or was not saturated is void for it, and
+// Candidates take turns within a round. A round in which a candidate gave an error or a peer was not saturated is void for it, and
 // ratios are medians of ratios within one round. Ours does all that production does: 100,000 routes hit at random, rotating
 // JWTs, three buckets, deadlines, metrics, an access log to a file. The peers run bare.
 //

@@ -250,14 +250,15 @@ func (s *stage) sample(r row, c candidate, o options) (sample, error) {
 	switch {
 	case d.failed || d.answers == 0:
 		one.void = "void: errors"
-	case one.wanted < saturated && !r.user && !r.unfilled:
+	case one.wanted < saturated && c.name != ours && !r.user && !r.unfilled:
 		one.void = "void: idle"
 	}
 	return one, nil
 }
 
 // saturated is the share of the time for which a candidate's busiest thread must have run, or have been ready to run: the rest is
-// sleep for want of work. What other processes of the machine take from it meanwhile makes a round slow, and no less full.
+// sleep for want of work. It is asked of the peers alone: where the load can't fill ours, the cost of a request is taken for what it
+// is, which is no less than when it is full, since there is less to do at once. What other processes of the machine take from it meanwhile makes a round slow, and no less full.
 const saturated = 0.9
 
 // resident is a process's memory in MB.
