@@ -70,7 +70,7 @@ func sameFloor() map[string][]string {
 		"proxy/identity":      {"proxy/http1", "proxy/auth"},
 		"proxy/hops":          {"proxy/http1"},
 		"proxy/record":        {"proxy/retry", "proxy/tracecontext"},
-		"proxy/tally":         {"proxy/http2", "proxy/shed"},
+		"proxy/tally":         {"proxy/http2", "proxy/http3", "proxy/shed"},
 		"proxy/session":       {"proxy/http1"},
 		"proxy/http3":         {"proxy/http1"},
 		"proxy/reply":         {"proxy/http1"},

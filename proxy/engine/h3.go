@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"io"
 	"net"
 	"net/netip"
 	"sync"
@@ -147,6 +148,7 @@ type h3Conn struct {
 	shown   *auth.Shown
 	control *quic.SendStream
 	old     atomic.Int64          // unix nanoseconds from which the client is asked to leave
+	over    atomic.Bool           // fail was called
 	wake    chan struct{}         // keep looks again
 	allowed *allowance            // of what comes beside requests, and of requests that are given up
 	opened  [uniTypes]atomic.Bool // which of the client's streams there may be but one of are there
@@ -214,8 +216,11 @@ func (c *h3Conn) tell(b []byte) error {
 	return err
 }
 
-// fail ends the connection. Only the first call counts.
+// fail ends the connection, and counts it if that is the client's fault. Only the first call counts.
 func (c *h3Conn) fail(code http3.Code) {
+	if !c.over.Swap(true) && code != http3.NoError && c.qc.Context().Err() == nil {
+		c.e.server.Faults3[code.Place()].Add(1)
+	}
 	_ = c.qc.CloseWithError(quic.ApplicationErrorCode(code), "")
 }
 
@@ -391,8 +396,10 @@ func (c *h3Conn) follow(str *quic.ReceiveStream, feed func([]byte) error) {
 			c.fail(code)
 			return
 		}
-		if err != nil {
+		if reset := (*quic.StreamError)(nil); errors.Is(err, io.EOF) || errors.As(err, &reset) {
 			c.fail(http3.ClosedCriticalStream)
+		}
+		if err != nil { // else the connection has ended
 			return
 		}
 	}

@@ -442,6 +442,7 @@ func TestHTTP3ConnectionsEndOnFaults(t *testing.T) {
 		"control frames without end": {control + strings.Repeat(frame3(0x21, strings.Repeat("x", 1000)), 100), nil, http3.ExcessiveLoad},
 	} {
 		t.Run(name, func(t *testing.T) {
+			before := w.server.Faults3[c.code.Place()].Load()
 			r := w.h3Dial(control[:0])
 			_, _ = io.WriteString(r.ctrl, c.first)
 			if c.do != nil {
@@ -456,7 +457,21 @@ func TestHTTP3ConnectionsEndOnFaults(t *testing.T) {
 			if err := context.Cause(r.qc.Context()); !errors.As(err, &app) || app.ErrorCode != quic.ApplicationErrorCode(c.code) {
 				t.Fatalf("%v, want %v", err, c.code)
 			}
+			if n := w.server.Faults3[c.code.Place()].Load() - before; n != 1 {
+				t.Errorf("%d faults were counted", n)
+			}
 		})
+	}
+	all := w.server.Now().Faults3
+	for range 20 { // who leaves, leaves for no fault
+		r := w.h3Dial(control)
+		_, _, _, _ = answer3(r.request(good, true))
+		_ = r.qc.CloseWithError(quic.ApplicationErrorCode(http3.NoError), "")
+	}
+	for end := time.Now().Add(patience); w.server.Connections.Load() > 0 && time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+	}
+	if w.server.Now().Faults3 != all {
+		t.Errorf("%v, were %v", w.server.Now().Faults3, all)
 	}
 }
 

@@ -163,6 +163,29 @@ func everyPolicy(t *testing.T, handler func(testing.TB, http.HandlerFunc) string
 			holds("the upstream's timeout", with("/first"), "504 upstream_timeout")
 			holds("no upstream", with("/dead"), "503 connect_failed")
 			holds("a body that is announced too large", sample{method: "POST", target: "/ok", fields: []string{"Content-Length", "10485761"}, open: true}, "413 body_too_large")
+			for _, call := range []struct{ what, target, code, why, field, value string }{ // CASES G15
+				{"nobody", "/user", "16", "token_missing", "X", "y"},
+				{"somebody else", "/user", "16", "token_invalid", "Authorization", "Bearer out"},
+				{"over the limit", "/limited", "8", "rate_tenant", "X", "y"},
+				{"a route that is switched off", "/off", "14", "route_denied", "X", "y"},
+				{"no route", "/none", "12", "no_route", "X", "y"},
+				{"a method that the route hasn't", "/echo", "12", "method_not_allowed", "X", "y"},
+				{"a deadline that is none", "/ok", "13", "deadline_invalid", "Grpc-Timeout", "5s"},
+				{"a deadline of too many digits", "/ok", "13", "deadline_invalid", "Grpc-Timeout", "123456789S"},
+				{"a deadline that is past", "/ok", "4", "deadline_expired", "Grpc-Timeout", "0n"},
+				{"the caller's deadline", "/total", "4", "", "Grpc-Timeout", "150000u"},
+				{"the upstream's timeout", "/first", "4", "", "Grpc-Timeout", "99999999H"},
+				{"no upstream", "/dead", "14", "connect_failed", "X", "y"},
+			} {
+				got := ask(sample{method: "POST", target: call.target, body: "\x00\x00\x00\x00\x00",
+					fields: []string{"Content-Type", "application/grpc+x", "Te", "trailers", call.field, call.value}})
+				for _, part := range []string{`"content-type: application/grpc+x"`, `"grpc-status: ` + call.code + `"`, call.why + `" cut=false`} {
+					if !strings.HasPrefix(got, "200 ") || !strings.Contains(got, part) {
+						t.Errorf("gRPC, %s: %s\nwant %s", call.what, got, part)
+						break
+					}
+				}
+			}
 			bulkhead(t, ask)
 		})
 	}

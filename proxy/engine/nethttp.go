@@ -59,9 +59,9 @@ func (n *NetHTTP) serve(ctx context.Context, l Listener) error {
 	ended := make(chan error, 1)
 	go func() {
 		if l.TLS != nil {
-			ended <- srv.ServeTLS(metered{l}, "", "")
+			ended <- srv.ServeTLS(metered{l, &n.server.Faults[http2.EnhanceYourCalm]}, "", "")
 		} else {
-			ended <- srv.Serve(metered{l})
+			ended <- srv.Serve(metered{l, &n.server.Faults[http2.EnhanceYourCalm]})
 		}
 	}()
 	select {

@@ -20,15 +20,18 @@ const (
 	stdGivenUp = 4 << 10 // a request that its client gives up
 )
 
-// metered is a listener whose connections keep such an account.
-type metered struct{ net.Listener }
+// metered is a listener whose connections keep such an account. Those that end by it are counted as HTTP/2's floods.
+type metered struct {
+	net.Listener
+	floods *atomic.Uint64
+}
 
 func (m metered) Accept() (net.Conn, error) {
 	nc, err := m.Listener.Accept()
 	if err != nil {
 		return nil, err
 	}
-	return &meteredConn{Conn: nc, allowed: newAllowance(stdSpare, stdRate, time.Now())}, nil
+	return &meteredConn{Conn: nc, allowed: newAllowance(stdSpare, stdRate, time.Now()), floods: m.floods}, nil
 }
 
 // meteredConn ends with a read for which nothing is left.
@@ -36,6 +39,8 @@ type meteredConn struct {
 	net.Conn
 	allowed *allowance
 	free    atomic.Bool // it has left HTTP: every byte is carried
+	over    atomic.Bool // it was closed for want of anything left
+	floods  *atomic.Uint64
 }
 
 var errFlood = errors.New("engine: the client sends what carries nothing")
@@ -52,6 +57,9 @@ func (c *meteredConn) Read(b []byte) (int, error) {
 func (c *meteredConn) spend(n int) bool {
 	if c.free.Load() || c.allowed.spend(n, time.Now()) {
 		return true
+	}
+	if !c.over.Swap(true) {
+		c.floods.Add(1)
 	}
 	_ = c.Conn.Close()
 	return false

@@ -37,6 +37,24 @@ const (
 
 func (c Code) Error() string { return fmt.Sprintf("http3: error code %#x", uint64(c)) }
 
+// Codes is how many codes there are.
+const Codes = len(names)
+
+var names = [...]string{"H3_NO_ERROR", "H3_GENERAL_PROTOCOL_ERROR", "H3_INTERNAL_ERROR", "H3_STREAM_CREATION_ERROR", "H3_CLOSED_CRITICAL_STREAM",
+	"H3_FRAME_UNEXPECTED", "H3_FRAME_ERROR", "H3_EXCESSIVE_LOAD", "H3_ID_ERROR", "H3_SETTINGS_ERROR", "H3_MISSING_SETTINGS", "H3_REQUEST_REJECTED",
+	"H3_REQUEST_CANCELLED", "H3_REQUEST_INCOMPLETE", "H3_MESSAGE_ERROR", "QPACK_DECOMPRESSION_FAILED", "QPACK_ENCODER_STREAM_ERROR", "QPACK_DECODER_STREAM_ERROR"}
+
+// Place is the code's among all of them, from 0 on. It must be one of this package's.
+func (c Code) Place() int {
+	if c >= DecompressionFailed {
+		return int(c-DecompressionFailed) + int(MessageError-NoError) + 1
+	}
+	return int(c - NoError)
+}
+
+// Name is the RFC's for the code at a place.
+func Name(place int) string { return names[place] }
+
 // The frame types that are known here (RFC 9114, section 7.2).
 const (
 	FrameData        = 0x00

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cellgate/cellgate/proxy/http2"
+	"github.com/cellgate/cellgate/proxy/http3"
 	"github.com/cellgate/cellgate/proxy/shed"
 )
 
@@ -19,6 +20,7 @@ type Tally struct {
 	Tunnels     atomic.Int64
 	Requests    atomic.Uint64               // finished exchanges
 	Faults      [http2.Codes]atomic.Uint64  // HTTP/2 connections that were ended for what the client did, by error code
+	Faults3     [http3.Codes]atomic.Uint64  // and of HTTP/3, by the code's place
 	spared      [shed.Classes]atomic.Uint64 // exchanges that were not taken for the node's own sake, by class
 }
 
@@ -30,6 +32,7 @@ type Numbers struct {
 	Connections, InFlight, Tunnels int64
 	Requests                       uint64
 	Faults                         [http2.Codes]uint64
+	Faults3                        [http3.Codes]uint64
 	Shed                           [shed.Classes]uint64
 }
 
@@ -38,6 +41,9 @@ func (t *Tally) Now() Numbers {
 	n := Numbers{Connections: t.Connections.Load(), InFlight: t.InFlight.Load(), Tunnels: t.Tunnels.Load(), Requests: t.Requests.Load()}
 	for i := range n.Faults {
 		n.Faults[i] = t.Faults[i].Load()
+	}
+	for i := range n.Faults3 {
+		n.Faults3[i] = t.Faults3[i].Load()
 	}
 	for i := range n.Shed {
 		n.Shed[i] = t.spared[i].Load()

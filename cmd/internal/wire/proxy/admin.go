@@ -15,6 +15,7 @@ import (
 	"github.com/cellgate/cellgate/proxy"
 	"github.com/cellgate/cellgate/proxy/ask"
 	"github.com/cellgate/cellgate/proxy/http2"
+	"github.com/cellgate/cellgate/proxy/http3"
 )
 
 // adminHandler serves /healthz /readyz /metrics /config. /config shows what is served, no secrets: key hashes and
@@ -155,9 +156,13 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(desc("in_flight", "Exchanges under way."), float64(st.InFlight))
 	gauge(desc("tunnels", "Open WebSocket connections, each of which is an exchange under way."), float64(st.Tunnels))
 	gauge(desc("snapshot", "Number of the snapshot that is served."), float64(st.Snapshot))
-	faults := desc("http2_connection_faults_total", "HTTP/2 connections that were ended for what the client did, by error code; floods are ENHANCE_YOUR_CALM.", "code")
+	faults := desc("http2_connection_faults_total", "HTTP/2 connections that were ended for what the client did, by error code; floods are ENHANCE_YOUR_CALM, with --engine nethttp those alone are counted.", "code")
 	for code, n := range st.Faults {
 		ch <- prometheus.MustNewConstMetric(faults, prometheus.CounterValue, float64(n), http2.Code(code).String())
+	}
+	faults = desc("http3_connection_faults_total", "HTTP/3 connections that were ended for what the client did, by error code; floods are H3_EXCESSIVE_LOAD.", "code")
+	for place, n := range st.Faults3 {
+		ch <- prometheus.MustNewConstMetric(faults, prometheus.CounterValue, float64(n), http3.Name(place))
 	}
 	collectUpstreams(ch, st.Upstreams)
 }
