@@ -78,7 +78,11 @@ func (h *host) hear() *host {
 // ask opens a stream with the usual request; a body follows when length isn't 0.
 func (h *host) ask(method string, length int64, fields ...string) *Stream {
 	h.t.Helper()
-	s := &Stream{Response: new(http1.Response)}
+	return h.askOn(&Stream{Response: new(http1.Response)}, method, length, fields...)
+}
+
+func (h *host) askOn(s *Stream, method string, length int64, fields ...string) *Stream {
+	h.t.Helper()
 	if !h.c.Open(s, method == "HEAD") {
 		h.t.Fatal("no stream can be opened")
 	}
@@ -488,6 +492,34 @@ func TestAnAnswerThatIsNotReadStallsNoOther(t *testing.T) {
 	}
 	if code, failed := h.c.Failed(); failed || got != 100*maxFrame || h.resets() != "" {
 		t.Fatalf("%d bytes, failed %v %v, resets %q", got, failed, code, h.resets())
+	}
+}
+
+// A stream may be finished while a frame of its body is on its way; what is left of it belongs to nobody, whoever the owner
+// makes the stream next.
+func TestTheRestOfAFrameGoesToNobodyElse(t *testing.T) {
+	for _, padded := range []bool{false, true} {
+		var frame bytes.Buffer
+		if f := http2.NewFramer(&frame, nil); padded {
+			_ = f.WriteDataPadded(1, true, bytes.Repeat([]byte("secret"), 10), make([]byte, 20))
+		} else {
+			_ = f.WriteData(1, true, bytes.Repeat([]byte("secret"), 10))
+		}
+		for cut := 1; cut < frame.Len(); cut++ {
+			h := reach(t)
+			s := h.ask("GET", 0)
+			_, _ = h.answer(1, false).wire.Write(frame.Bytes()[:cut])
+			h.send()
+			h.c.Finish(s, h.now)
+			h.askOn(s, "GET", 0)
+			_, _ = h.wire.Write(frame.Bytes()[cut:])
+			h.send().answer(3, false)
+			_ = h.WriteData(3, true, []byte("fine"))
+			h.send()
+			if got := string(s.Buffered()); got != "fine" || !s.Complete() || h.c.failed || h.c.recv+h.c.owed != h.c.room-len("fine") {
+				t.Fatalf("padded %v, cut at %d: %q, %v, %d of the window and %d owed", padded, cut, got, h.c.failed, h.c.recv, h.c.owed)
+			}
+		}
 	}
 }
 

@@ -882,6 +882,40 @@ func TestControlFramesThatNobodyReadsAreBounded(t *testing.T) {
 	}
 }
 
+// What is left of a frame of body goes to nobody once its stream is finished, whoever has the stream next: it would be another
+// client's request.
+func TestTheRestOfAFrameEndsWithItsStream(t *testing.T) {
+	p := connect(t)
+	p.head(1, false).send()
+	_ = p.WriteData(1, true, bytes.Repeat([]byte("secret"), 10))
+	whole := bytes.Clone(p.wire.Bytes())
+	p.wire.Reset()
+	p.feed(whole[:20])
+	s := p.opened[0]
+	p.c.Finish(s, p.now)
+	p.spare = s
+	p.feed(whole[20:])
+	p.events = nil
+	p.head(3, false).send()
+	_ = p.WriteData(3, true, []byte("fine"))
+	if p.send(); p.opened[1] != s || string(s.Buffered()) != "fine" || !s.Complete() || p.c.failed || len(p.events) != 2 {
+		t.Fatalf("%q, %d events, %v", s.Buffered(), len(p.events), p.c.failed)
+	}
+	q := connect(t) // and so if the next request comes on another connection meanwhile
+	p.head(5, false).send()
+	_ = p.WriteData(5, false, bytes.Repeat([]byte("secret"), 10))
+	whole = bytes.Clone(p.wire.Bytes())
+	p.wire.Reset()
+	p.feed(whole[:20])
+	s = p.opened[2]
+	p.c.Finish(s, p.now)
+	q.spare = s
+	q.head(1, false).send()
+	if p.feed(whole[20:]); len(s.Buffered()) > 0 {
+		t.Fatalf("on another connection: %q", s.Buffered())
+	}
+}
+
 // Answers without a body wait for no window: only the bound of streams that a client may have unanswered bounds them.
 func TestAnswersWithoutABodyThatNobodyReadsAreBounded(t *testing.T) {
 	ask := func(p *peer, from, n int, size int) {

@@ -192,6 +192,9 @@ func (c *conn) Finish(s *Stream, now time.Time) {
 		c.account.earn(earnAnswer)
 		c.unread++
 	}
+	if c.to == s { // the owner may have the stream for another message before the rest of the frame is here
+		c.drop()
+	}
 	c.giveBack(len(s.in) - s.r)
 	c.uncount(s)
 	s.release()
