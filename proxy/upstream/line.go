@@ -88,6 +88,9 @@ func (p *Pool) opened(l *line, err error) {
 			p.drop(l)
 		}
 	}
+	if err == nil {
+		p.offers[l.endpoint] = int(l.most.Load())
+	}
 	p.mu.Unlock()
 	close(l.up)
 }

@@ -34,7 +34,7 @@ var usualPatience = patience{2 * time.Second, 5 * time.Second}
 
 // multiplex makes the pool one of lines.
 func (p *Pool) multiplex(protocol string) {
-	p.lines, p.auto, p.patience = make([][]*line, len(p.places)), false, usualPatience
+	p.lines, p.offers, p.auto, p.patience = make([][]*line, len(p.places)), make([]int, len(p.places)), false, usualPatience
 	if protocol == snapshot.ProtocolH2C {
 		p.tls = nil
 		return
@@ -90,7 +90,7 @@ func (p *Pool) line(endpoint int, now time.Time) (*line, error) {
 		switch {
 		case now.Sub(l.born) > maxAge:
 		case l.opening:
-			if l.users < http2.MaxStreams && opening == nil {
+			if l.users < p.expected(endpoint) && opening == nil {
 				opening = l
 			}
 		case l.users < int(l.most.Load()):
@@ -109,6 +109,15 @@ func (p *Pool) line(endpoint int, now time.Time) (*line, error) {
 	}
 	opening.users++
 	return opening, nil
+}
+
+// expected is how many streams a line that is being opened will take: those that find no room would open the next one only when
+// it is there, one round trip after the other. The lock is held.
+func (p *Pool) expected(endpoint int) int {
+	if n := p.offers[endpoint]; n > 0 {
+		return n
+	}
+	return http2.MaxStreams
 }
 
 // board gives a user of an open line its stream; nil when there were too many of them.

@@ -176,6 +176,50 @@ func TestWhoComesTogetherOpensOneLine(t *testing.T) {
 	}
 }
 
+// An endpoint that takes one stream a line is known by its first line; the others are opened side by side.
+func TestLinesThatTakeFewStreamsAreOpenedTogether(t *testing.T) {
+	const n = 10
+	l, err := net.Listen("tcp", "127.201.1.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all, others sync.WaitGroup
+	others.Add(n - 1)
+	t.Cleanup(func() { l.Close(); all.Wait() })
+	all.Go(func() {
+		for i := range n {
+			nc, err := l.Accept()
+			if err != nil {
+				others.Add(i - n)
+				return
+			}
+			all.Go(func() {
+				defer nc.Close()
+				_, _ = io.ReadFull(nc, make([]byte, len(http2.ClientPreface)))
+				if i > 0 {
+					others.Done()
+					others.Wait() // none of them is open before all have come
+				}
+				_ = http2.NewFramer(nc, nil).WriteSettings(limit(1)...)
+				_, _ = io.Copy(io.Discard, nc)
+			})
+		}
+	})
+	_, p := lined(t, 100, l.Addr().String())
+	var users sync.WaitGroup
+	for range n {
+		users.Go(func() {
+			s, err := p.Open(0, time.Now(), in(2*time.Second))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			t.Cleanup(func() { p.Finish(s, time.Now()) })
+		})
+	}
+	users.Wait()
+}
+
 // The bulkhead counts exchanges, whatever carries them.
 func TestThePoolOfLinesIsABulkhead(t *testing.T) {
 	_, p := lined(t, 2, speaks(t, nil, silent))

@@ -79,9 +79,10 @@ type Pool struct {
 	waiting []*Ticket
 	shares  []*Share
 
-	lines [][]*line // per endpoint, the oldest first; of an upstream that speaks HTTP/2. Then open counts exchanges
-	wires int       // open lines
-	multi bool      // it speaks HTTP/2
+	lines  [][]*line // per endpoint, the oldest first; of an upstream that speaks HTTP/2. Then open counts exchanges
+	offers []int     // per endpoint, the streams that its last line took at once; 0 = not known
+	wires  int       // open lines
+	multi  bool      // it speaks HTTP/2
 
 	patience patience // with its lines
 	firstID  uint32   // of their streams; tests don't count to 2³¹
