@@ -18,11 +18,14 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cellgate/cellgate/internal/uring"
 )
 
 // far is the candidates' other side, both ends in one process of one thread: the backend that answers them, and the clients of the
 // HTTP/1.1 rows without TLS. It is made to cost less than any candidate, so that these are what is full: all that it sends
-// lies ready, it reads heads only to find their end, and one wait for events serves both ends.
+// lies ready, it reads heads only to find their end, one wait for events serves both ends, and what that finds is received and
+// answered in two system calls, where the kernel has io_uring.
 //
 // It is told what to do by lines of JSON on its standard input, an order each, and says on its standard output what came of it.
 type far struct {
@@ -30,6 +33,8 @@ type far struct {
 	ends    []end // by descriptor
 	events  [512]unix.EpollEvent
 	buf     []byte
+	ring    *uring.Ring // nil = none
+	posted  []posted    // what goes out with the ring's next call
 	orders  *bufio.Reader
 	answers map[string][]byte // of the backend, by the first path segment; "" is for the others
 	dir     string
@@ -50,6 +55,17 @@ type end struct {
 	left  int // bytes of the answer that are yet to come; 0 = its head is
 	since time.Time
 }
+
+// posted is something to be sent, to an end that has nothing else on its way.
+type posted struct {
+	fd int
+	b  []byte
+}
+
+const (
+	together = 32
+	room     = 8 << 10 // of one receive: whoever fills it is read on alone
+)
 
 type kind uint8
 
@@ -96,12 +112,15 @@ func farSide(args []string) error {
 	flags := flag.NewFlagSet("far", flag.ExitOnError)
 	addr, dir := flags.String("addr", "", "of the backend, host:port"), flags.String("dir", "", "where the files are")
 	_ = flags.Parse(args) // ends the process itself
-	f := &far{buf: make([]byte, 256<<10), orders: bufio.NewReader(os.Stdin), dir: *dir, sets: map[set][][]byte{}}
+	f := &far{buf: make([]byte, together*room+256<<10), orders: bufio.NewReader(os.Stdin), dir: *dir, sets: map[set][][]byte{}}
 	if err := f.load(); err != nil {
 		return err
 	}
 	if err := f.open(*addr); err != nil {
 		return err
+	}
+	if ring, err := uring.New(together); err == nil {
+		f.ring = ring
 	}
 	for {
 		if err := f.turn(); err != nil {
@@ -183,7 +202,26 @@ func (f *far) turn() error {
 	if e != 0 {
 		n = 0
 	}
-	for _, ev := range f.events[:n] {
+	for some := range slices.Chunk(f.events[:n], together) {
+		if err := f.serve(some); err != nil {
+			return err
+		}
+		f.sendPosted()
+	}
+	if u := f.under; u != nil {
+		f.now = time.Now()
+		if took := f.now.Sub(u.begun); took > u.Length && (u.open == 0 || took > u.Length+2*time.Second) {
+			return f.done()
+		}
+	}
+	return nil
+}
+
+// serve serves some events.
+func (f *far) serve(some []unix.EpollEvent) error {
+	var ready [together]int
+	n := 0
+	for _, ev := range some {
 		fd := int(ev.Fd)
 		switch one := &f.ends[fd]; one.kind {
 		case control:
@@ -193,18 +231,33 @@ func (f *far) turn() error {
 		case listening:
 			f.accept(fd)
 		case backend, asking:
-			if len(one.out) > 0 && !f.send(fd, nil) {
+			if len(one.out) > 0 && !f.write(fd, nil) || ev.Events&^unix.EPOLLOUT == 0 {
 				continue
 			}
-			if ev.Events&^unix.EPOLLOUT != 0 {
+			if f.ring == nil {
 				f.read(fd)
+				continue
 			}
+			ready[n] = fd
+			n++
 		}
 	}
-	if u := f.under; u != nil {
-		f.now = time.Now()
-		if took := f.now.Sub(u.begun); took > u.Length && (u.open == 0 || took > u.Length+2*time.Second) {
-			return f.done()
+	for i, fd := range ready[:n] {
+		f.ring.Receive(int32(fd), f.buf[i*room:][:room])
+	}
+	if n == 0 {
+		return nil
+	}
+	for i, got := range f.ring.Do() {
+		fd := ready[i]
+		switch {
+		case got > 0:
+			f.take(fd, f.buf[i*room:][:got])
+			if got == room {
+				f.read(fd)
+			}
+		case got != -int32(unix.EAGAIN):
+			f.read(fd)
 		}
 	}
 	return nil
@@ -231,8 +284,9 @@ func (f *far) drop(fd int) {
 
 // read takes in all that has come. Less than was asked for is all: the next byte is another event.
 func (f *far) read(fd int) {
+	buf := f.buf[together*room:]
 	for more := true; more && f.ends[fd].kind != none; {
-		n, _, e := syscall.RawSyscall6(syscall.SYS_RECVFROM, uintptr(fd), uintptr(ptr(f.buf)), uintptr(len(f.buf)), 0, 0, 0)
+		n, _, e := syscall.RawSyscall6(syscall.SYS_RECVFROM, uintptr(fd), uintptr(ptr(buf)), uintptr(len(buf)), 0, 0, 0)
 		switch {
 		case e == syscall.EAGAIN:
 			return
@@ -240,12 +294,18 @@ func (f *far) read(fd int) {
 			f.ended(fd)
 			return
 		}
-		more = int(n) == len(f.buf)
-		if b := f.buf[:n]; f.ends[fd].kind == backend {
-			f.answer(fd, b)
-		} else {
-			f.hear(fd, b)
-		}
+		more = int(n) == len(buf)
+		f.take(fd, buf[:n])
+	}
+}
+
+// take takes in what was read.
+func (f *far) take(fd int, b []byte) {
+	switch f.ends[fd].kind {
+	case backend:
+		f.answer(fd, b)
+	case asking:
+		f.hear(fd, b)
 	}
 }
 
@@ -277,8 +337,40 @@ func (f *far) answer(fd int, b []byte) {
 	}
 }
 
-// send sends b after what waits. It is false when the connection is gone.
+// send sends b, now or with the ring's next call. It is false when the connection is gone.
 func (f *far) send(fd int, b []byte) bool {
+	if f.ring == nil || len(f.ends[fd].out) > 0 {
+		return f.write(fd, b)
+	}
+	if len(f.posted) == together || slices.ContainsFunc(f.posted, func(p posted) bool { return p.fd == fd }) {
+		f.sendPosted()
+		return f.write(fd, b)
+	}
+	f.posted = append(f.posted, posted{fd, b})
+	return true
+}
+
+func (f *far) sendPosted() {
+	for _, p := range f.posted {
+		f.ring.Send(int32(p.fd), p.b)
+	}
+	if len(f.posted) == 0 {
+		return
+	}
+	for i, n := range f.ring.Do() {
+		switch p := f.posted[i]; {
+		case n == int32(len(p.b)):
+		case n >= 0 || n == -int32(unix.EAGAIN):
+			f.ends[p.fd].out = p.b[max(n, 0):len(p.b):len(p.b)]
+		default:
+			f.ended(p.fd)
+		}
+	}
+	f.posted = f.posted[:0]
+}
+
+// write sends b after what waits. It is false when the connection is gone.
+func (f *far) write(fd int, b []byte) bool {
 	e := &f.ends[fd]
 	if len(e.out) > 0 {
 		b = append(e.out, b...)
