@@ -22,6 +22,8 @@ func explain(x *Exchange) {
 	switch {
 	case x.Status == 405:
 		reply.Add(&x.own, "Allow", x.match.Allow)
+	case x.Reason == reason.UpgradeRefused && x.WebSocket.OtherVersion(&x.Request):
+		reply.Add(&x.own, "Sec-WebSocket-Version", "13")
 	case x.Status == 401:
 		reply.Add(&x.own, "WWW-Authenticate", x.Reason.Challenge())
 	case x.Reason == reason.ScopeMissing:

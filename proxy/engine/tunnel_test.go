@@ -151,6 +151,9 @@ func TestRefusedUpgradesReachNobodyAndClose(t *testing.T) {
 				if !res.Close {
 					t.Error("the connection is kept")
 				}
+				if said := res.Header.Get("Sec-WebSocket-Version"); said != "" != (name == "version 7") || said != "" && said != "13" {
+					t.Errorf("it is told of version %q", said)
+				}
 				c.closed()
 			})
 		}

@@ -75,6 +75,13 @@ func (h *Handshake) Extended(r *http1.Request, random [2]uint64) bool {
 	return true
 }
 
+// OtherVersion says whether a request asks for a WebSocket in another version than 13, which its client is told then (RFC 6455,
+// section 4.2.2).
+func (*Handshake) OtherVersion(r *http1.Request) bool {
+	_, some := r.Find("sec-websocket-version")
+	return some && !version13(&r.Head) && (protocol(&r.Head) || bytes.EqualFold(r.Protocol(), []byte(Protocol)))
+}
+
 // AppendOffer appends the fields that ask the upstream for the change, besides those that the client has sent.
 func (h *Handshake) AppendOffer(dst []byte) []byte {
 	dst = append(dst, Switch...)
