@@ -146,7 +146,12 @@ func (f *flight) use(u *conn) {
 	}
 	out := append(x.AppendRequest(l.out[:0], length, f.took), f.body...)
 	l.out = out[:0]
-	if !f.write(out) {
+	// The head of an upload isn't posted: should it not go out, none of the body has been taken, and another attempt may follow.
+	f.upload.streaming, f.upload.ended = false, false
+	posting := l.posting
+	l.posting = posting && f.full
+	ok := f.write(out)
+	if l.posting = posting; !ok {
 		return
 	}
 	if f.upload.streaming = !f.full; !f.full {
@@ -169,11 +174,12 @@ func (f *flight) write(b []byte) bool {
 	return ok || f.writeFailed()
 }
 
-// writeFailed leaves a failure during an upload to whoever reads the answer: there may be one already (CASES G23).
+// writeFailed leaves a failure of an upload, of its last piece too, to whoever reads the answer: there may be one already
+// (CASES G23), or it is under way.
 func (f *flight) writeFailed() bool {
-	if f.streaming() {
-		f.upload.ended = true
-		f.conn.canRead = true
+	if f.upload.streaming || f.phase == relaying {
+		f.upload.ended, f.upload.whole = true, false
+		f.conn.ended, f.conn.canRead = true, true
 		f.conn.unsend(f.l)
 		f.side.later()
 		return true

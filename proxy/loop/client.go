@@ -260,7 +260,7 @@ func (c *client) wrote(n int, e syscall.Errno) bool {
 	switch ok := c.l.wrote(&c.socket, n, e); {
 	case !ok:
 		c.broken = true
-		if c.flight != nil {
+		if c.state == busy { // else what has come of a head is no exchange yet
 			c.flight.clientBroke()
 		} else {
 			c.drop()

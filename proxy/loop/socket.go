@@ -268,8 +268,10 @@ func (l *loop) sentPosted(r ref, k *socket, outcome int32) {
 		l.attend(r.slot)
 		s.client.wrote(n, e)
 	} else {
-		f := s.conn.flight
+		u, f := s.conn, s.conn.flight
 		f.serve()
-		f.wrote(n, e)
+		if f.wrote(n, e); f.conn == u && u.canRead { // what it said ahead of the request has waited for that
+			f.hear()
+		}
 	}
 }

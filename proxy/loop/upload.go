@@ -56,11 +56,13 @@ func (q *upload) by(end time.Time) time.Time {
 	return relay.BodyDeadline(q.start, q.got, end)
 }
 
-func (f *flight) streaming() bool { return f.upload.streaming && !f.upload.ended }
+// streaming says whether more of the body is to be sent on. It isn't any more once the attempt has let go of its connection, though
+// the exchange may wait for its answer to go out.
+func (f *flight) streaming() bool { return f.conn != nil && f.upload.streaming && !f.upload.ended }
 
 // starved says whether the client is what the upload waits for.
 func (f *flight) starved() bool {
-	return f.streaming() && !f.upload.done && f.conn != nil && !f.conn.blocked()
+	return f.streaming() && !f.upload.done && !f.conn.blocked()
 }
 
 // turns is how often one connection reads in a row while others wait.
