@@ -111,9 +111,10 @@ $(BIN)/consul/consul: tools/consul/go.mod tools/consul/go.sum
 	@mkdir -p $(BIN)/consul
 	cd tools/consul && nice -n 19 $(GO) build -o $(CURDIR)/$(BIN)/consul/ tool
 
-# Limits whose buckets lie in a Redis server, which is killed and started again; needs redis-server.
-redis:
-	$(GO) test -count=1 -tags redis -v -run 'Script|Server' ./regionctl/quota/redis
+# Limits whose buckets lie in a Redis server, which is killed and started again, a whole world's too; needs redis-server.
+redis: build
+	$(GO) test -count=1 -timeout 5m -tags redis -v -run 'Script|Server' ./regionctl/quota/redis
+	$(E2E) -timeout 10m -tags long -v -run LimitsInRedis ./test/e2e
 
 # Figures of a node while what is behind it or before it goes wrong (docs/resilience.md), about eight minutes. They are of phases that
 # take turns, but the machine has to have time: beside other work, run it as chrt -r 1 make e2e-resilience.

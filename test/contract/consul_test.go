@@ -68,7 +68,11 @@ func TestProxyFollowsServicesInConsul(t *testing.T) {
 	c := &catalogue{index: 1, changed: make(chan struct{})}
 	s := httptest.NewServer(c)
 	t.Cleanup(s.Close)
-	followsConsul(t, s.Listener.Addr().String(), c.set, s.Close)
+	followsConsul(t, s.Listener.Addr().String(), c.set, func() {
+		s.Listener.Close()
+		s.CloseClientConnections() // Close alone waits for the question that waits for a change
+		s.Close()
+	})
 }
 
 // named is a backend that answers with its name.
