@@ -25,10 +25,10 @@ func (x *Exchange) wasLetIn(old *program.Program, was *program.Match) bool {
 	if r := x.match.Route; r != nil && (policy.JWT == nil || program.JudgesAlike(old, was.Route, x.table.program, r)) {
 		return false
 	}
-	c, ok := x.present(old, policy, was.Tenant)
+	c, doubled := x.present(old, policy, was.Tenant)
 	var id Identity
 	why, wait := x.server.opts.Auth.Authenticate(&c, &id, x.now)
-	return ok && why == reason.None && wait == nil && old.Permits(was.Route, id.Facts, id.Consumer) == reason.None
+	return doubled == reason.None && why == reason.None && wait == nil && old.Permits(was.Route, id.Facts, id.Consumer) == reason.None
 }
 
 // Refused are the requests that were refused since the last swap to other contents and that the program before would have

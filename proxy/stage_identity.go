@@ -16,12 +16,13 @@ func authenticate(x *Exchange) Verdict {
 	if policy < 0 {
 		return Next
 	}
-	c, ok := x.present(x.table.program, &x.table.program.Policies[policy], x.match.Tenant)
+	c, why := x.present(x.table.program, &x.table.program.Policies[policy], x.match.Tenant)
 	c.Ahead, c.Asked = x.credentials.Ahead, x.credentials.Asked
-	if x.credentials = c; !ok {
-		return x.refuse(reason.TokenInvalid)
+	if x.credentials = c; why != reason.None {
+		return x.refuse(why)
 	}
-	why, wait := x.server.opts.Auth.Authenticate(&x.credentials, &x.identity, x.now)
+	var wait <-chan struct{}
+	why, wait = x.server.opts.Auth.Authenticate(&x.credentials, &x.identity, x.now)
 	if wait != nil {
 		x.wait = wait
 		return Park
@@ -70,13 +71,19 @@ func (x *Exchange) Case(p *snapshot.Decision) decisions.Case {
 		Consumer: x.identity.Consumer, Issuer: x.identity.Issuer, Facts: x.identity.Facts}
 }
 
-// present takes the credentials out of the request; ok is false when there are two of a kind.
-func (x *Exchange) present(p *program.Program, policy *snapshot.Policy, tenant string) (c Credentials, ok bool) {
+// present takes the credentials out of the request; doubled says that there are two of a kind.
+func (x *Exchange) present(p *program.Program, policy *snapshot.Policy, tenant string) (c Credentials, doubled reason.Reason) {
 	auth, n := x.Request.Only(http1.Authorization)
 	key, m := x.Request.Only(http1.APIKey)
 	c = Credentials{Program: p, Policy: policy, Tenant: tenant, Authorization: auth, APIKey: key, Peer: x.from.Client, Certificate: x.Certificates}
 	if s := policy.Session; s != nil {
 		c.Session = session.Read(&x.Request, s.Cookie, s.Origins)
 	}
-	return c, n <= 1 && m <= 1
+	switch {
+	case n > 1:
+		doubled = reason.TokenInvalid
+	case m > 1:
+		doubled = reason.KeyInvalid
+	}
+	return c, doubled
 }

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/cellgate/cellgate/proxy/program"
+	"github.com/cellgate/cellgate/reason"
 )
 
 // Shadow is told of exchanges that policies, or limits, in shadow mode are about (J3). It must not block, nor change anything.
@@ -21,8 +22,8 @@ func try(x *Exchange) Verdict {
 	return Next
 }
 
-// Shown is what the exchange says to one of the program's policies; whole is false when credentials are doubled.
-func (x *Exchange) Shown(policy int32) (c Credentials, whole bool) {
+// Shown is what the exchange says to one of the program's policies; doubled is why it is refused when there are two of a kind.
+func (x *Exchange) Shown(policy int32) (c Credentials, doubled reason.Reason) {
 	return x.present(x.table.program, &x.table.program.Policies[policy], x.match.Tenant)
 }
 

@@ -96,12 +96,13 @@ var (
 // or its servers fail it calls nobody: an error is no empty set.
 func (c *Catalogue) Follow(ctx context.Context, service string, found func([]snapshot.Endpoint)) {
 	var last []snapshot.Endpoint
+	strange := 0 // instances that were passed over
 	var noneSince time.Time
 	told, failing := false, false
 	retry, index := c.opts.least, uint64(0)
 	for ctx.Err() == nil {
 		asked := time.Now()
-		all, next, pause, err := c.ask(ctx, service, index)
+		all, passed, next, pause, err := c.ask(ctx, service, index)
 		if ctx.Err() != nil {
 			return
 		}
@@ -117,6 +118,10 @@ func (c *Catalogue) Follow(ctx context.Context, service string, found func([]sna
 			continue
 		}
 		index, retry = following(index, next), c.opts.least
+		if passed != strange && passed > 0 {
+			c.opts.Log.Warn("instances without an IP address and a port are passed over", "service", service, "instances", passed)
+		}
+		strange = passed
 		believed := len(all) > 0
 		switch {
 		case believed:
@@ -128,7 +133,7 @@ func (c *Catalogue) Follow(ctx context.Context, service string, found func([]sna
 		}
 		if believed && (!told || !slices.Equal(all, last)) {
 			last, told = all, true
-			found(slices.Clone(all))
+			found(c.used(service, all))
 		}
 		if !believed {
 			index = 0 // asked anew until it is: an agent that has just begun may know nothing yet
@@ -157,11 +162,11 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// ask asks once. The pause is what is to pass before the next time.
-func (c *Catalogue) ask(ctx context.Context, service string, index uint64) (all []snapshot.Endpoint, next uint64, pause time.Duration, err error) {
+// ask asks once. Passed are the instances that are at no address; the pause is what is to pass before the next time.
+func (c *Catalogue) ask(ctx context.Context, service string, index uint64) (all []snapshot.Endpoint, passed int, next uint64, pause time.Duration, err error) {
 	client, token, err := c.dial()
 	if err != nil {
-		return nil, 0, 0, err
+		return nil, 0, 0, 0, err
 	}
 	q := &api.QueryOptions{AllowStale: true, Token: token}
 	select {
@@ -183,9 +188,10 @@ func (c *Catalogue) ask(ctx context.Context, service string, index uint64) (all 
 		err = errFiltered
 	}
 	if err != nil {
-		return nil, 0, 0, err
+		return nil, 0, 0, 0, err
 	}
-	return c.endpoints(service, entries), meta.LastIndex, pause, nil
+	all, passed = endpoints(entries)
+	return all, passed, meta.LastIndex, pause, nil
 }
 
 func health(ctx context.Context, client *api.Client, service string, q *api.QueryOptions) ([]*api.ServiceEntry, *api.QueryMeta, error) {
@@ -207,9 +213,9 @@ func clip(s string) string {
 	return s
 }
 
-// endpoints are those of the passing instances, sorted. An instance without an address of its own is at its node's.
-func (c *Catalogue) endpoints(service string, entries []*api.ServiceEntry) (all []snapshot.Endpoint) {
-	passed := 0
+// endpoints are those of the passing instances, sorted, and how many have none. An instance without an address of its own is at its
+// node's.
+func endpoints(entries []*api.ServiceEntry) (all []snapshot.Endpoint, passed int) {
 	for _, e := range entries {
 		if e == nil || e.Service == nil || e.Service.Port < 1 || e.Service.Port > 65535 {
 			passed++
@@ -228,15 +234,16 @@ func (c *Catalogue) endpoints(service string, entries []*api.ServiceEntry) (all 
 		all = append(all, snapshot.Endpoint{Address: net.JoinHostPort(host, strconv.Itoa(e.Service.Port)), Locality: locality(e)})
 	}
 	slices.SortFunc(all, func(a, b snapshot.Endpoint) int { return strings.Compare(a.Address, b.Address) })
-	all = slices.CompactFunc(all, func(a, b snapshot.Endpoint) bool { return a.Address == b.Address })
-	if passed > 0 {
-		c.opts.Log.Warn("instances without an IP address and a port are passed over", "service", service, "instances", passed)
-	}
+	return slices.CompactFunc(all, func(a, b snapshot.Endpoint) bool { return a.Address == b.Address }), passed
+}
+
+// used are the endpoints of a set that are followed.
+func (c *Catalogue) used(service string, all []snapshot.Endpoint) []snapshot.Endpoint {
 	if len(all) > maxEndpoints {
 		c.opts.Log.Warn("a service has too many endpoints; the rest is passed over", "service", service, "endpoints", len(all), "used", maxEndpoints)
 		all = all[:maxEndpoints]
 	}
-	return all
+	return slices.Clone(all)
 }
 
 // locality is what the instance says of itself in its meta (region, zone), its locality, or what its node says.

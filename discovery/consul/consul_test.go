@@ -259,14 +259,29 @@ func TestMoreServicesThanMayWaitArePolled(t *testing.T) {
 
 func TestEndpointsAreCutAtTheSamePlaceEverywhere(t *testing.T) {
 	a, at := serve(t)
-	var many []string
+	many := []string{"orders.internal:80", "10.0.0.3:0"} // passed over
 	for i := range maxEndpoints + 20 {
 		many = append(many, fmt.Sprintf("10.0.%d.%d:80", i/200, 1+i%200))
 	}
 	a.set(many...)
-	got := <-follow(t, New(quick(at)), "orders")
+	var log strings.Builder // written to before a set is told, read after the next
+	o := quick(at)
+	o.Log = slog.New(slog.NewTextHandler(&log, nil))
+	told := follow(t, New(o), "orders")
+	got := <-told
 	if len(got) != maxEndpoints || !slices.IsSortedFunc(got, func(x, y snapshot.Endpoint) int { return strings.Compare(x.Address, y.Address) }) {
 		t.Fatalf("%d endpoints", len(got))
+	}
+	for range 3 { // answers with the same set
+		a.change(func() { a.index++ })
+		a.await(t, 1)
+	}
+	a.set("10.0.0.1:80")
+	next(t, told, "10.0.0.1:80")
+	for _, words := range []string{"without an IP address", "too many endpoints"} {
+		if n := strings.Count(log.String(), words); n != 1 {
+			t.Errorf("%q: said %d times for one set", words, n)
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 // Package ask puts the questions of requests to services beside the path: whose token this is, whether that may be done. A
-// question is asked once for all who wait for it at the same time, within its own time, and never again by itself; of one
-// service only so many are under way at once and begun in a second. Nothing is remembered here.
+// question is asked once for all who wait for it at the same time, within its own time, and repeated only if the connection was a
+// kept one that closed before the answer began; of one service only so many are under way at once and begun in a second. Nothing is
+// remembered here.
 //
 //	services := ask.New(ask.Options{Allow: …})
 //	s := ask.Of[Answer](services, rule)          // the same for an equal rule, with its budgets, over snapshots

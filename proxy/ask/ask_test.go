@@ -1,10 +1,13 @@
 package ask
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -116,6 +119,61 @@ func TestFailuresAreNoAnswersAndAreNotRepeated(t *testing.T) {
 		if _, good := f.Answer(); good != want || came.Load()-before != 1 {
 			t.Errorf("%s: %v after %d requests", path, good, came.Load()-before)
 		}
+	}
+}
+
+// A service may close a kept connection at any time, also as the next question is on its way.
+func TestAQuestionThatMeetsTheEndOfAKeptConnectionIsRepeated(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var came atomic.Int64
+	var keys sync.Map // fields that only the client is to know
+	var done sync.WaitGroup
+	done.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			in := bufio.NewReader(c)
+			for first := true; ; first = false {
+				r, err := http.ReadRequest(in)
+				if err != nil {
+					break
+				}
+				for name := range r.Header {
+					keys.Store(name, true)
+				}
+				if came.Add(1); !first {
+					break
+				}
+				body, _ := io.ReadAll(r.Body)
+				fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+			}
+			c.Close()
+		}
+	})
+	in := New(Options{Allow: snapshot.Loopback()})
+	t.Cleanup(func() { in.Close(); l.Close(); done.Wait() })
+	s := Of[string](in, rule("http://"+l.Addr().String()))
+	for n := range 5 {
+		q := question(n)
+		q.Make = func(ctx context.Context, url string) (*http.Request, error) {
+			return http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader("who"))
+		}
+		f := s.Ask(q, ok)
+		<-f.Done()
+		if v, good := f.Answer(); !good || v != "who" {
+			t.Errorf("question %d: %q %v", n, v, good)
+		}
+	}
+	if came.Load() != 9 { // each but the first met a connection that ended
+		t.Errorf("%d came of 5 questions", came.Load())
+	}
+	if _, sent := keys.Load("Idempotency-Key"); sent {
+		t.Error("the service is sent a field that is for the client alone")
 	}
 }
 

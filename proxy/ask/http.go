@@ -53,6 +53,9 @@ func (s *Services) exchange(ctx context.Context, raw string, build func(context.
 	if err != nil {
 		return 0, nil, nil, fmt.Errorf("ask: %w", err)
 	}
+	// A question may be repeated that a kept connection took with it when its other end closed it, before a byte of the answer.
+	// Without a value the field says so to net/http alone and is not sent.
+	req.Header["Idempotency-Key"] = nil
 	c, err := s.clientFor(req.URL)
 	if err != nil {
 		return 0, nil, nil, err

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
+	"maps"
 	"strconv"
 	"strings"
 	"time"
@@ -55,12 +56,14 @@ func Opaque(token []byte) bool {
 var errIntrospection = errors.New("auth: not an answer to an introspection")
 
 // Judge reads an answer, one JSON object. An error says that the provider didn't answer the question; who calls is not known
-// then. Identity.Until is the token's end, without skew: the provider knows its own clock; zero when it doesn't say.
+// then. Identity.Until is the token's end, without skew: the provider knows its own clock; zero when it doesn't say. A member
+// that is null is one that isn't there: that is how many providers say that a token has no end, or no user.
 func (v *Introspector) Judge(answer []byte, now time.Time) (Result, error) {
 	m, err := object(answer)
 	if err != nil {
 		return Result{}, errIntrospection
 	}
+	maps.DeleteFunc(m, func(_ string, v any) bool { return v == nil })
 	active, ok := m["active"].(bool)
 	if !ok {
 		return Result{}, errIntrospection

@@ -146,6 +146,7 @@ func everyPolicy(t *testing.T, handler func(testing.TB, http.HandlerFunc) string
 			holds("nobody", with("/user"), "401 token_missing")
 			holds("somebody else", with("/user", "Authorization", "Bearer out"), "401 token_invalid")
 			holds("two tokens", with("/user", "Authorization", "Bearer in", "Authorization", "Bearer in"), "401 token_invalid")
+			holds("two keys", with("/user", "X-API-Key", "cg_in", "X-API-Key", "cg_in"), "401 key_invalid")
 			holds("a known caller", with("/user", "Authorization", "Bearer in", "X-Caller", "root"), "200 upstream: 127.")
 			holds("a client of a trusted proxy", with("/ok", "X-Forwarded-For", "192.0.2.9, 192.0.2.1, 127.0.0.7", "X-Forwarded-Proto", "https"), "200 upstream: 192.0.2.1 https")
 			holds("within the limit", with("/limited"), "200 ")

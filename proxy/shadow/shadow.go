@@ -90,10 +90,10 @@ func New(auth proxy.Authenticator, decisions *decide.Decisions, log *slog.Logger
 // Try implements proxy.Shadow.
 func (w *Watcher) Try(x *proxy.Exchange, route *program.Route, let *proxy.Identity, now time.Time) {
 	for _, n := range route.Shadows {
-		c, whole := x.Shown(n)
+		c, doubled := x.Shown(n)
 		e := evidence{subject: subject{id: c.Policy.ID}, route: route.ID, tenant: c.Tenant, id: x.ID()}
 		var later *answer
-		if e.why, later = w.judge(x, n, &c, whole, let, now); later == nil || !w.await(e, later) {
+		if e.why, later = w.judge(x, n, &c, doubled, let, now); later == nil || !w.await(e, later) {
 			w.count(e)
 		}
 	}
@@ -107,7 +107,7 @@ type answer struct {
 
 // judge is the verdict of one policy. What is asked for and isn't known yet is later's; everything else that would have to be
 // waited for is unknown.
-func (w *Watcher) judge(x *proxy.Exchange, n int32, c *proxy.Credentials, whole bool, let *proxy.Identity, now time.Time) (why reason.Reason, later *answer) {
+func (w *Watcher) judge(x *proxy.Exchange, n int32, c *proxy.Credentials, doubled reason.Reason, let *proxy.Identity, now time.Time) (why reason.Reason, later *answer) {
 	switch {
 	case c.Policy.Decision != nil:
 		q := x.Case(c.Policy.Decision)
@@ -120,8 +120,8 @@ func (w *Watcher) judge(x *proxy.Exchange, n int32, c *proxy.Credentials, whole 
 		return why, &answer{wait, func() reason.Reason { return decide.Verdict(asked.Answer()) }}
 	case c.Policy.Authz != nil, c.Policy.CORS != nil:
 		return c.Program.Try(n, &x.Request, let.Facts, let.Consumer), nil
-	case !whole:
-		return reason.TokenInvalid, nil
+	case doubled != reason.None:
+		return doubled, nil
 	}
 	var id proxy.Identity
 	c.Peer = netip.Addr{} // nor for signatures that don't hold
