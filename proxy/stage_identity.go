@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"github.com/cellgate/cellgate/proxy/auth"
 	decisions "github.com/cellgate/cellgate/proxy/decide"
 	"github.com/cellgate/cellgate/proxy/http1"
 	"github.com/cellgate/cellgate/proxy/program"
@@ -16,13 +17,12 @@ func authenticate(x *Exchange) Verdict {
 	if policy < 0 {
 		return Next
 	}
-	c, why := x.present(x.table.program, &x.table.program.Policies[policy], x.match.Tenant)
+	c, doubled := x.present(x.table.program, &x.table.program.Policies[policy], x.match.Tenant)
 	c.Ahead, c.Asked = x.credentials.Ahead, x.credentials.Asked
-	if x.credentials = c; why != reason.None {
-		return x.refuse(why)
+	if x.credentials = c; doubled != reason.None {
+		return x.refuse(doubled)
 	}
-	var wait <-chan struct{}
-	why, wait = x.server.opts.Auth.Authenticate(&x.credentials, &x.identity, x.now)
+	why, wait := x.server.opts.Auth.Authenticate(&x.credentials, &x.identity, x.now)
 	if wait != nil {
 		x.wait = wait
 		return Park
@@ -73,17 +73,11 @@ func (x *Exchange) Case(p *snapshot.Decision) decisions.Case {
 
 // present takes the credentials out of the request; doubled says that there are two of a kind.
 func (x *Exchange) present(p *program.Program, policy *snapshot.Policy, tenant string) (c Credentials, doubled reason.Reason) {
-	auth, n := x.Request.Only(http1.Authorization)
+	token, n := x.Request.Only(http1.Authorization)
 	key, m := x.Request.Only(http1.APIKey)
-	c = Credentials{Program: p, Policy: policy, Tenant: tenant, Authorization: auth, APIKey: key, Peer: x.from.Client, Certificate: x.Certificates}
+	c = Credentials{Program: p, Policy: policy, Tenant: tenant, Authorization: token, APIKey: key, Peer: x.from.Client, Certificate: x.Certificates}
 	if s := policy.Session; s != nil {
 		c.Session = session.Read(&x.Request, s.Cookie, s.Origins)
 	}
-	switch {
-	case n > 1:
-		doubled = reason.TokenInvalid
-	case m > 1:
-		doubled = reason.KeyInvalid
-	}
-	return c, doubled
+	return c, auth.Doubled(n, m)
 }
