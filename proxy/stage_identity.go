@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"github.com/cellgate/cellgate/proxy/auth"
 	decisions "github.com/cellgate/cellgate/proxy/decide"
 	"github.com/cellgate/cellgate/proxy/http1"
 	"github.com/cellgate/cellgate/proxy/program"
@@ -23,8 +22,7 @@ func authenticate(x *Exchange) Verdict {
 		return x.refuse(doubled)
 	}
 	why, wait := x.server.opts.Auth.Authenticate(&x.credentials, &x.identity, x.now)
-	if wait != nil {
-		x.wait = wait
+	if x.wait = wait; wait != nil {
 		return Park
 	}
 	if why == reason.None {
@@ -79,5 +77,5 @@ func (x *Exchange) present(p *program.Program, policy *snapshot.Policy, tenant s
 	if s := policy.Session; s != nil {
 		c.Session = session.Read(&x.Request, s.Cookie, s.Origins)
 	}
-	return c, auth.Doubled(n, m)
+	return c, reason.Doubled(n, m)
 }

@@ -236,3 +236,15 @@ func (r Reason) entry() entry {
 	}
 	return table[r]
 }
+
+// Doubled is why a request with so many Authorization and X-API-Key fields is refused, whatever they say; None = it has one of each at
+// most.
+func Doubled(tokens, keys int) Reason {
+	switch {
+	case tokens > 1:
+		return TokenInvalid
+	case keys > 1:
+		return KeyInvalid
+	}
+	return None
+}

@@ -9,7 +9,6 @@ import (
 	"slices"
 
 	"github.com/cellgate/cellgate/apikey"
-	"github.com/cellgate/cellgate/reason"
 	"github.com/cellgate/cellgate/snapshot"
 )
 
@@ -101,16 +100,4 @@ func (r *keyRows) find(h apikey.Hash) (owner int, ok bool) {
 		}
 	}
 	return 0, false
-}
-
-// Doubled is why a request with so many Authorization and X-API-Key fields is refused, whatever they say; None = it has one of each at
-// most.
-func Doubled(tokens, keys int) reason.Reason {
-	switch {
-	case tokens > 1:
-		return reason.TokenInvalid
-	case keys > 1:
-		return reason.KeyInvalid
-	}
-	return reason.None
 }
