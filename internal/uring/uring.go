@@ -26,7 +26,8 @@ type Ring struct {
 	sqTail   *uint32
 	cqHead   *uint32
 	cqTail   *uint32
-	n        uint32 // submissions that wait for Do
+	n        uint32  // submissions that wait for Do
+	held     []*byte // their buffers, which the collector doesn't see in the kernel's memory
 	outcomes []int32
 }
 
@@ -84,7 +85,7 @@ func New(size uint32) (*Ring, error) {
 	if e != 0 {
 		return nil, fmt.Errorf("io_uring_setup: %w", e)
 	}
-	r := &Ring{fd: int(fd), outcomes: make([]int32, p.sqEntries)}
+	r := &Ring{fd: int(fd), held: make([]*byte, p.sqEntries), outcomes: make([]int32, p.sqEntries)}
 	if p.features&oneMapping == 0 {
 		r.Close()
 		return nil, fmt.Errorf("io_uring_setup: %w", unix.ENOSYS)
@@ -126,7 +127,7 @@ func (r *Ring) Len() int { return int(r.n) }
 // Full says that no other call can be added before Do.
 func (r *Ring) Full() bool { return int(r.n) == len(r.sq) }
 
-// Receive adds recv(2) into b, which is not empty and stays where it is until Do has returned.
+// Receive adds recv(2) into b, which is not empty and is the kernel's until Do has returned.
 func (r *Ring) Receive(fd int32, b []byte) { r.add(opReceive, fd, b, unix.MSG_DONTWAIT) }
 
 // Send adds send(2) of b, which is not empty and stays as it is until Do has returned.
@@ -134,7 +135,8 @@ func (r *Ring) Send(fd int32, b []byte) { r.add(opSend, fd, b, unix.MSG_DONTWAIT
 
 func (r *Ring) add(op uint8, fd int32, b []byte, flags uint32) {
 	tail := *r.sqTail + r.n
-	r.sq[tail&uint32(len(r.sq)-1)] = submission{op: op, fd: fd, addr: uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))),
+	r.held[r.n] = unsafe.SliceData(b)
+	r.sq[tail&uint32(len(r.sq)-1)] = submission{op: op, fd: fd, addr: uint64(uintptr(unsafe.Pointer(r.held[r.n]))),
 		length: uint32(len(b)), msgFlags: flags, user: uint64(r.n)}
 	r.n++
 }

@@ -111,6 +111,36 @@ func TestAFailureHoldsNobodyUp(t *testing.T) {
 	})
 }
 
+// deep makes the stack grow.
+func deep(n int) byte {
+	var room [1 << 10]byte
+	if n > 0 {
+		room[n%len(room)] = deep(n - 1)
+	}
+	return room[len(room)-1]
+}
+
+// The kernel's memory is out of the collector's sight: a buffer that only the ring knows stays, and none lies on a stack that moves.
+func TestABufferStaysWhereItIsUntilDo(t *testing.T) {
+	ring(t, 4, func(r *Ring) {
+		a, b := pair(t)
+		if _, err := unix.Write(int(a), []byte("in")); err != nil {
+			t.Fatal(err)
+		}
+		got := make(chan string)
+		go func() { // on a stack that is small yet
+			var in [8]byte
+			r.Receive(b, in[:])
+			deep(100)
+			r.Do()
+			got <- string(in[:2])
+		}()
+		if got := <-got; got != "in" {
+			t.Fatalf("%q", got)
+		}
+	})
+}
+
 func TestARingThatTheKernelRefusesIsAnError(t *testing.T) {
 	if r, err := New(1 << 30); err == nil {
 		r.Close()
