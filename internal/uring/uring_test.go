@@ -148,7 +148,7 @@ func TestARingThatTheKernelRefusesIsAnError(t *testing.T) {
 	}
 }
 
-func TestABatchAllocatesNothing(t *testing.T) {
+func TestABundleAllocatesNothing(t *testing.T) {
 	ring(t, 4, func(r *Ring) {
 		a, b := pair(t)
 		out, in := []byte("out"), make([]byte, 8)

@@ -241,7 +241,7 @@ func TestRequestsThatComeTogetherTakeFourSystemCalls(t *testing.T) {
 	}
 	round()
 	const each = 2 * clients * rounds
-	want := calls{batches: 4 * rounds, received: each, posts: each}
+	want := calls{bundles: 4 * rounds, received: each, posts: each}
 	if at.ring == nil {
 		t.Log("this machine gives no ring (io_uring), so what shares it is not proved here")
 		want = calls{reads: each, writes: each}
@@ -272,7 +272,7 @@ func (w *world) callsOf(l *loop, do func()) (n calls) {
 	do()
 	w.on(l, func() { n = l.calls })
 	return calls{reads: n.reads - before.reads, writes: n.writes - before.writes,
-		batches: n.batches - before.batches, received: n.received - before.received, posts: n.posts - before.posts}
+		bundles: n.bundles - before.bundles, received: n.received - before.received, posts: n.posts - before.posts}
 }
 
 func (w *world) dialAll(n int) (all []*browser) {

@@ -30,8 +30,8 @@ type socket struct {
 // blocked says that the peer takes no more for now.
 func (k *socket) blocked() bool { return len(k.out) > 0 && !k.posted }
 
-// ahead is what a receive gave that was made together with others', ahead of the socket's turn. It lies in the batch's memory
-// until the events of the batch have been served.
+// ahead is what a receive gave that was made together with others', ahead of the socket's turn. It lies in the bundle's memory
+// until the events of the bundle have been served.
 type ahead struct {
 	there bool
 	full  bool // it took all the room it had: there may be more
@@ -100,7 +100,7 @@ func (l *loop) receiveAhead(events []unix.EpollEvent) {
 // do has the ring's calls carried out and counts them as of one kind.
 func (l *loop) do(kind *uint64) []int32 {
 	if n := l.ring.Len(); n > 0 {
-		l.calls.batches++
+		l.calls.bundles++
 		*kind += uint64(n)
 	}
 	return l.ring.Do()

@@ -143,7 +143,7 @@ func TestWhatIsReceivedAheadIsKept(t *testing.T) {
 	if !bytes.Equal(got[0], long) || string(got[1]) != "short" || len(got[2]) > 0 {
 		t.Fatalf("%d of %d bytes, %q, %q", len(got[0]), len(long), got[1], got[2])
 	}
-	if l.ring != nil && (l.calls.received != 3 || l.calls.batches != 1) {
+	if l.ring != nil && (l.calls.received != 3 || l.calls.bundles != 1) {
 		t.Errorf("%+v", l.calls)
 	}
 }

@@ -14,7 +14,7 @@ import (
 // calls counts a loop's system calls. Written by: the loop.
 type calls struct {
 	reads, writes            uint64 // one socket each
-	batches, received, posts uint64 // those of many sockets, and how many sockets of either kind
+	bundles, received, posts uint64 // those of many sockets, and how many sockets of either kind
 	told                     uint64 // sleeps that Go's scheduler knew of
 }
 
