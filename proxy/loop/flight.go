@@ -305,7 +305,7 @@ func (f *flight) drained() {
 	case draining:
 		f.finish(f.goes)
 	case relaying:
-		if f.conn != nil {
+		if f.conn != nil && f.stuck { // else nothing of the upstream's was kept waiting
 			f.by = f.idleBy()
 		}
 		f.more()

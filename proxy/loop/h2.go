@@ -258,7 +258,7 @@ func (h *h2conn) wakeBy() time.Time {
 // expired does what the time asks for.
 func (h *h2conn) expired() {
 	now := h.c.l.clock()
-	if len(h.c.out) > 0 && !now.Before(h.sendBy) {
+	if h.c.blocked() && !now.Before(h.sendBy) {
 		h.c.drop()
 		return
 	}
