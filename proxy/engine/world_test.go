@@ -36,6 +36,7 @@ import (
 func TestMain(m *testing.M) {
 	flag.Parse()
 	_ = flag.Set("test.parallel", "6")
+	runtime.GOMAXPROCS(6 * 4) // as in the proxy: loops, two in each world, hold one of Go's processors each through short sleeps
 	goleak.VerifyTestMain(m)
 }
 

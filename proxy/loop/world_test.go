@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -25,7 +26,10 @@ import (
 
 // What every engine promises is tested in package engine; here is what only loops have.
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	runtime.GOMAXPROCS(max(4, runtime.GOMAXPROCS(0))) // as in the proxy: loops hold one of Go's processors each through short sleeps
+	goleak.VerifyTestMain(m)
+}
 
 const document = `
 version: v1
