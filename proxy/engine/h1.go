@@ -49,6 +49,7 @@ type conn struct {
 	readBy, writeBy time.Time
 	body            body
 	answer          h1Answer
+	inviting        sync.Mutex // held by the upload's goroutine while it answers the client's expectation
 }
 
 // The sizes of buffers: what an idle connection keeps, what a request body passes through, what an answer is made in.

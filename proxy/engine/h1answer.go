@@ -41,7 +41,9 @@ func (c *conn) hint(int, *http1.Head) {}
 // head writes the status line, the fields, and the framing that this client understands.
 func (c *conn) head(length int64, none bool) {
 	*c.out, c.answer.Framing = relay.AppendHead((*c.out)[:0], c.x, length, none)
+	c.inviting.Lock() // from here on the upload's goroutine writes nothing
 	c.answer.begun = true
+	c.inviting.Unlock()
 }
 
 // data appends body. What doesn't fit behind what is waiting goes out in a write of its own.

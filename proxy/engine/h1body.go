@@ -134,12 +134,18 @@ func (c *conn) roomForBody(n int) {
 	c.buf = room
 }
 
-// sayContinue answers the expectation of a client that waits for it, once, before its body is read for the first time.
+// sayContinue answers the expectation of a client that waits for it, once, before its body is read for the first time, unless the
+// answer itself has begun.
 func (c *conn) sayContinue() error {
 	if !c.body.expect {
 		return nil
 	}
 	c.body.expect = false
+	c.inviting.Lock()
+	defer c.inviting.Unlock()
+	if c.answer.begun {
+		return nil
+	}
 	c.armWrite(c.x.Deadline)
 	if _, err := io.WriteString(c.nc, relay.Continue); err != nil {
 		return errClientGone

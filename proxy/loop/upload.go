@@ -76,7 +76,7 @@ func (f *flight) wantBody() bool {
 	}
 	if q.expect {
 		q.expect = false
-		if !f.side.invite() {
+		if !f.answered && !f.side.invite() {
 			f.clientGone()
 			return false
 		}
