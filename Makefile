@@ -18,7 +18,7 @@ PURE      = $(shell $(GO) list ./regionctl/rollout/... ./globalrouter/steer ./qu
 # What measures time on real connections has the machine to itself.
 ALONE     = $(shell $(GO) list ./proxy/engine ./proxy/loop ./regionctl)
 
-.PHONY: all build up down test unit unit-long e2e e2e-long e2e-idle e2e-partitions e2e-judge conformance conformance-tools consul redis e2e-resilience h2spec h3smoke connect interop check lint fuzz bench bench-http bench-dns simulate soak drills pgo clean
+.PHONY: all build up down test unit unit-long e2e e2e-contract e2e-worlds e2e-long e2e-idle e2e-partitions e2e-judge conformance conformance-tools consul redis e2e-resilience h2spec h3smoke connect interop check lint fuzz bench bench-http bench-dns simulate soak drills pgo clean
 
 # Where the proxy's time goes (`make pgo`): the compiler inlines and lays out by it.
 PGO := cmd/proxy/default.pgo
@@ -63,9 +63,14 @@ unit:
 
 E2E = CELLGATE_TEST_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1
 
+# Beside each other; what fails runs once more by itself.
 e2e:
-	$(E2E) -timeout 14m -p 2 ./test/... || { echo "make e2e: once more, one package after the other: what failed above may have measured the machine"; \
-	  $(E2E) -timeout 8m -p 1 ./test/...; }
+	@$(MAKE) --no-print-directory -j2 e2e-contract e2e-worlds
+
+e2e-contract: OF = ./test/conformance/... ./test/contract/... ./test/harness/... ./test/soak/...
+e2e-worlds: OF = ./test/e2e/...
+e2e-contract e2e-worlds:
+	$(E2E) -timeout 14m -p 1 $(OF) || { echo "make $@: once more: what failed above may have measured the machine"; $(E2E) -timeout 10m -p 1 $(OF); }
 
 # Losses without a leader, the tail of an evacuated cell, orders without the global store, limits: worlds of their own. And steering
 # at its full size, with many more random worlds.
