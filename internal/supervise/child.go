@@ -379,19 +379,10 @@ func (c *child) watch(ctx context.Context, ready chan<- struct{}, hung chan<- er
 	if c.spec.Alive == nil {
 		return
 	}
-	tick := time.NewTicker(c.g.opts.ProbeEvery) // from the beginning of one probe to that of the next, also of one that hangs
-	defer tick.Stop()
-	for failed := 0; ; {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
+	for v := newVigil(c.g.opts.ProbeEvery, time.Now()); pause.For(ctx, time.Until(v.due)); {
+		began := time.Now()
 		err := c.try(ctx, c.spec.Alive)
-		if failed++; err == nil {
-			failed = 0
-		}
-		if failed == 3 {
+		if v.probed(began, time.Now(), err) {
 			hung <- err
 			return
 		}
@@ -399,7 +390,7 @@ func (c *child) watch(ctx context.Context, ready chan<- struct{}, hung chan<- er
 }
 
 func (c *child) try(ctx context.Context, probe func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, c.g.opts.ProbeEvery*6/7)
+	ctx, cancel := context.WithTimeout(ctx, probeLimit(c.g.opts.ProbeEvery))
 	defer cancel()
 	return probe(ctx)
 }

@@ -30,7 +30,8 @@ type Spec struct {
 	Tier int
 	// Ready says whether the process serves. Nil = ready as soon as it runs.
 	Ready func(ctx context.Context) error
-	// Alive is probed once the process was ready: three failures in a row and it is killed. Nil = never probed.
+	// Alive is probed once the process was ready: three failures in a row and it is killed, unless this process itself ran late
+	// meanwhile. Nil = never probed.
 	Alive func(ctx context.Context) error
 }
 
