@@ -28,6 +28,7 @@ func TestMain(m *testing.M) {
 	case "gentle": // ends in its own time
 		c := make(chan os.Signal, 1)
 		signal.Notify(c, syscall.SIGTERM)
+		fmt.Println("listening")
 		<-c
 		fmt.Println("ending gently")
 		os.Exit(0)
@@ -130,7 +131,7 @@ func TestStoppedProcessStaysDownUntilStarted(t *testing.T) {
 	if err := g.Start(t.Context(), "a"); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(200 * time.Millisecond) // let it install its handler
+	within(t, 5*time.Second, "it has a handler", func() bool { raw, _ := os.ReadFile(log); return len(raw) > 0 })
 	pid := g.Status()[0].PID
 	if err := g.Stop(t.Context(), "a"); err != nil {
 		t.Fatal(err)
