@@ -14,10 +14,10 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/miekg/dns"
@@ -34,20 +34,24 @@ const (
 	mostRetry    = 30 * time.Second
 	// hold is how long "there is none" has to be the answer before it is believed.
 	hold = 30 * time.Second
+	// mostSilent questions of one type in a row that no server answers are asked in one look; the others of it would wait as long.
+	mostSilent = 2
+	mostFaults = 3 // that are told of one look
 )
 
 // Options are what a resolver is made of.
 type Options struct {
-	// Servers are asked in turn, host:port; nil = those of /etc/resolv.conf.
+	// Servers are asked in turn, host:port, first the one that answered last; nil = those of /etc/resolv.conf.
 	Servers []string
 	Log     *slog.Logger // nil = none
 
-	floor, hold time.Duration // of tests; 0 = leastTTL, which failures are also first asked again after, and hold
+	floor, hold, timeout time.Duration // of tests; 0 = leastTTL, which failures are also first asked again after, and the constants
 }
 
 // Resolver follows names.
 type Resolver struct {
 	opts Options
+	good atomic.Pointer[string] // the server that has answered last; nil = none
 }
 
 // New makes a resolver.
@@ -61,41 +65,53 @@ func New(o Options) *Resolver {
 	if o.hold == 0 {
 		o.hold = hold
 	}
-	return &Resolver{o}
+	if o.timeout == 0 {
+		o.timeout = timeout
+	}
+	return &Resolver{opts: o}
 }
 
 // errNone says that the answer is whole and there is no record in it.
 var errNone = errors.New("dns: there is no such record")
 
-// Follow calls found with every complete set of endpoints that differs from the one before, until ctx ends. As long as servers
-// fail it calls nobody: an error is no empty set.
+// Follow calls found with every complete set of endpoints that differs from the one before, until ctx ends. An error is no empty
+// set: what a question says that fails is what it has said last. One that has never had an answer says nothing, and the others count
+// without it: a name has its IPv4 addresses where nobody can say whether it has others.
 func (r *Resolver) Follow(ctx context.Context, name string, found func([]snapshot.Endpoint)) {
 	var last []snapshot.Endpoint
 	var noneSince time.Time
 	told, failing, wait := false, false, r.opts.floor
+	f := follower{in: r, name: name}
 	for ctx.Err() == nil {
-		all, ttl, err := r.look(ctx, name)
-		now := time.Now()
-		if !errors.Is(err, errNone) {
-			noneSince = time.Time{}
-		} else if noneSince.IsZero() {
+		all, ttl, err := f.look(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		now, none := time.Now(), err == nil && len(all) == 0
+		if none && noneSince.IsZero() {
 			noneSince = now
+		} else if !none {
+			noneSince = time.Time{}
 		}
-		if errors.Is(err, errNone) && now.Sub(noneSince) >= r.opts.hold {
-			all, ttl, err = nil, r.opts.floor, nil
-		}
-		if err == nil && (!told || !slices.Equal(all, last)) {
+		believed := len(all) > 0 || none && now.Sub(noneSince) >= r.opts.hold
+		if believed && (!told || !slices.Equal(all, last)) {
 			last, told = all, true
 			found(r.used(name, all))
 		}
-		if bad := err != nil; bad != failing && ctx.Err() == nil {
+		if none {
+			err = errNone
+		}
+		if bad := err != nil; bad != failing {
 			failing = bad
 			r.opts.Log.Warn("endpoints of an upstream in the DNS", "name", name, "failing", bad, "error", err)
 		}
-		if err == nil {
+		switch {
+		case err == nil:
 			wait = r.opts.floor
-		} else {
-			ttl = min(wait, r.opts.hold)
+		case believed && none:
+			ttl, wait = r.opts.floor, r.opts.floor
+		default:
+			ttl = min(ttl, wait, r.opts.hold)
 			wait = min(2*wait, mostRetry)
 		}
 		pause(ctx, ttl-ttl/10+rand.N(ttl/5+1))
@@ -111,31 +127,6 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// look asks once.
-func (r *Resolver) look(ctx context.Context, name string) ([]snapshot.Endpoint, time.Duration, error) {
-	var all []snapshot.Endpoint
-	var ttl time.Duration
-	var err error
-	if strings.HasPrefix(name, "_") {
-		all, ttl, err = r.service(ctx, name)
-	} else {
-		host, port, split := net.SplitHostPort(name)
-		if split != nil {
-			return nil, 0, split
-		}
-		var found []netip.Addr
-		found, ttl, err = r.addresses(ctx, host)
-		for _, a := range found {
-			all = append(all, snapshot.Endpoint{Address: net.JoinHostPort(a.String(), port)})
-		}
-	}
-	if err != nil {
-		return nil, 0, err
-	}
-	slices.SortFunc(all, func(a, b snapshot.Endpoint) int { return strings.Compare(a.Address, b.Address) })
-	return slices.Compact(all), min(mostTTL, max(r.opts.floor, ttl)), nil
-}
-
 // used are the endpoints of a set that are followed.
 func (r *Resolver) used(name string, all []snapshot.Endpoint) []snapshot.Endpoint {
 	if len(all) > maxEndpoints {
@@ -145,15 +136,41 @@ func (r *Resolver) used(name string, all []snapshot.Endpoint) []snapshot.Endpoin
 	return slices.Clone(all)
 }
 
-// service reads SRV records (RFC 2782): those of the lowest priority, whose weights balancing doesn't need.
-func (r *Resolver) service(ctx context.Context, name string) (all []snapshot.Endpoint, ttl time.Duration, err error) {
-	res, err := r.ask(ctx, name, dns.TypeSRV)
-	if err != nil {
-		return nil, 0, err
+// follower follows one name.
+type follower struct {
+	in   *Resolver
+	name string
+	said map[question]answer // what its questions have said last
+
+	// Of the look under way.
+	asked  map[question]answer
+	silent map[uint16]int // questions of that type in a row that nobody has answered
+	ttl    time.Duration  // the shortest of its answers
+	faults []error
+}
+
+// look asks once. With an error some questions have failed, and what they said last stands for them; without one and without
+// endpoints there are none.
+func (f *follower) look(ctx context.Context) (all []snapshot.Endpoint, ttl time.Duration, err error) {
+	f.asked, f.silent, f.ttl, f.faults = map[question]answer{}, map[uint16]int{}, mostTTL, nil
+	if strings.HasPrefix(f.name, "_") {
+		all = f.service(ctx, f.name)
+	} else {
+		host, port, err := net.SplitHostPort(f.name)
+		if err != nil {
+			return nil, mostTTL, err
+		}
+		all = f.addresses(ctx, host, port, nil)
 	}
+	f.said = f.asked
+	slices.SortFunc(all, func(a, b snapshot.Endpoint) int { return strings.Compare(a.Address, b.Address) })
+	return slices.Compact(all), max(f.in.opts.floor, f.ttl), errors.Join(f.faults...)
+}
+
+// service reads SRV records (RFC 2782): those of the lowest priority, whose weights balancing doesn't need.
+func (f *follower) service(ctx context.Context, name string) (all []snapshot.Endpoint) {
 	var best []*dns.SRV
-	ttl = mostTTL
-	for _, rr := range res.Answer {
+	for _, rr := range f.ask(ctx, name, dns.TypeSRV) {
 		srv, ok := rr.(*dns.SRV)
 		if !ok || srv.Port == 0 || srv.Target == "." {
 			continue
@@ -164,122 +181,60 @@ func (r *Resolver) service(ctx context.Context, name string) (all []snapshot.End
 		if len(best) == 0 || srv.Priority == best[0].Priority {
 			best = append(best, srv)
 		}
-		ttl = min(ttl, seconds(rr))
-	}
-	if len(best) == 0 {
-		return nil, 0, errNone
 	}
 	for _, srv := range best[:min(len(best), maxEndpoints)] {
-		found, more, err := r.addresses(ctx, srv.Target)
-		if errors.Is(err, errNone) {
-			continue
-		}
-		if err != nil {
-			return nil, 0, err // a part is no complete set
-		}
-		ttl = min(ttl, more)
-		for _, a := range found {
-			all = append(all, snapshot.Endpoint{Address: net.JoinHostPort(a.String(), strconv.Itoa(int(srv.Port)))})
-		}
+		all = f.addresses(ctx, srv.Target, strconv.Itoa(int(srv.Port)), all)
 	}
-	if len(all) == 0 {
-		return nil, 0, errNone
-	}
-	return all, ttl, nil
+	return all
 }
 
-// addresses are all of a name's, of both families.
-func (r *Resolver) addresses(ctx context.Context, host string) (all []netip.Addr, ttl time.Duration, err error) {
-	ttl = mostTTL
+// addresses appends all of a name's, of both families.
+func (f *follower) addresses(ctx context.Context, host, port string, all []snapshot.Endpoint) []snapshot.Endpoint {
+	add := func(ip net.IP) {
+		if a, ok := netip.AddrFromSlice(ip); ok {
+			all = append(all, snapshot.Endpoint{Address: net.JoinHostPort(a.Unmap().String(), port)})
+		}
+	}
 	if name := "." + strings.ToLower(strings.TrimSuffix(host, ".")); strings.HasSuffix(name, ".localhost") { // RFC 6761, section 6.3: nobody is asked
-		return []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1})}, ttl, nil
+		add(net.IPv4(127, 0, 0, 1))
+		return all
 	}
 	for _, kind := range []uint16{dns.TypeA, dns.TypeAAAA} {
-		res, err := r.ask(ctx, host, kind)
-		if errors.Is(err, errNone) {
-			continue
-		}
-		if err != nil {
-			return nil, 0, err
-		}
-		for _, rr := range res.Answer {
-			var ip net.IP
+		for _, rr := range f.ask(ctx, host, kind) {
 			switch rr := rr.(type) {
 			case *dns.A:
-				ip = rr.A
+				add(rr.A)
 			case *dns.AAAA:
-				ip = rr.AAAA
+				add(rr.AAAA)
 			}
-			if a, ok := netip.AddrFromSlice(ip); ok {
-				all = append(all, a.Unmap())
-			}
-			ttl = min(ttl, seconds(rr))
 		}
 	}
-	if len(all) == 0 {
-		return nil, 0, errNone
-	}
-	return all, ttl, nil
+	return all
 }
 
-func seconds(rr dns.RR) time.Duration { return time.Duration(rr.Header().Ttl) * time.Second }
-
-// ask asks the servers in turn until one answers: over UDP, and over TCP when the answer was cut.
-func (r *Resolver) ask(ctx context.Context, name string, kind uint16) (*dns.Msg, error) {
-	servers := r.opts.Servers
-	if servers == nil {
-		cfg, err := dns.ClientConfigFromFile("/etc/resolv.conf")
-		if err != nil {
-			return nil, fmt.Errorf("dns: %w", err)
-		}
-		for _, s := range cfg.Servers {
-			servers = append(servers, net.JoinHostPort(s, cfg.Port))
-		}
+// ask gives the records that a question says, by the answer of now or, when there is none, the last one.
+func (f *follower) ask(ctx context.Context, name string, kind uint16) []dns.RR {
+	q := question{strings.ToLower(dns.Fqdn(name)), kind}
+	if a, twice := f.asked[q]; twice {
+		return a.records
 	}
-	q := new(dns.Msg)
-	q.SetQuestion(dns.Fqdn(name), kind)
-	q.SetEdns0(1232, false)
-	var faults []error
-	for _, s := range servers {
-		res, err := exchange(ctx, q, s)
-		switch {
-		case ctx.Err() != nil:
-			return nil, ctx.Err()
-		case err != nil:
-			faults = append(faults, fmt.Errorf("dns: %s: %w", s, err))
-		case res.Rcode == dns.RcodeNameError, res.Rcode == dns.RcodeSuccess && len(res.Answer) == 0:
-			return nil, errNone
-		case res.Rcode != dns.RcodeSuccess:
-			faults = append(faults, fmt.Errorf("dns: %s: %s", s, dns.RcodeToString[res.Rcode]))
-		default:
-			return res, nil
+	a, err := answer{}, errSilent
+	if f.silent[kind] < mostSilent {
+		a, err = f.in.ask(ctx, q)
+	}
+	if errors.Is(err, errSilent) {
+		f.silent[kind]++
+	} else {
+		f.silent[kind] = 0
+	}
+	if err == nil {
+		f.ttl = min(f.ttl, a.ttl)
+	} else {
+		a = f.said[q]
+		if len(f.faults) < mostFaults {
+			f.faults = append(f.faults, fmt.Errorf("dns: %s %s: %w", q.name, dns.TypeToString[kind], err))
 		}
 	}
-	return nil, errors.Join(append(faults, fmt.Errorf("dns: no server has answered for %s", name))...)
-}
-
-func exchange(ctx context.Context, q *dns.Msg, server string) (*dns.Msg, error) {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	res, _, err := (&dns.Client{UDPSize: 1232}).ExchangeContext(ctx, q, server)
-	if err == nil && res.Truncated {
-		res, _, err = (&dns.Client{Net: "tcp"}).ExchangeContext(ctx, q, server)
-	}
-	switch {
-	case err == nil && !answers(res, q):
-		return nil, errors.New("an answer to another question")
-	case err != nil && errors.Is(err, os.ErrDeadlineExceeded):
-		return nil, context.DeadlineExceeded
-	}
-	return res, err
-}
-
-// answers says whether res belongs to q (RFC 5452, section 9.1): the client compares no more than the number. A server that couldn't
-// read the question may leave it out, in an error.
-func answers(res, q *dns.Msg) bool {
-	if len(res.Question) == 0 {
-		return res.Rcode != dns.RcodeSuccess && res.Rcode != dns.RcodeNameError
-	}
-	asked, of := q.Question[0], res.Question[0]
-	return strings.EqualFold(of.Name, asked.Name) && of.Qtype == asked.Qtype && of.Qclass == asked.Qclass
+	f.asked[q] = a
+	return a.records
 }

@@ -82,9 +82,14 @@ func (z *zone) ServeDNS(w dns.ResponseWriter, q *dns.Msg) {
 	_ = w.WriteMsg(m)
 }
 
-// serve starts a server on UDP and TCP.
+// serve starts a zone's server.
 func serve(t *testing.T) (*zone, string) {
 	z := &zone{}
+	return z, handle(t, z)
+}
+
+// handle starts a server on UDP and TCP.
+func handle(t *testing.T, h dns.Handler) string {
 	p, err := net.ListenPacket("udp", "127.22.3.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -93,14 +98,14 @@ func serve(t *testing.T) (*zone, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, s := range []*dns.Server{{PacketConn: p, Handler: z}, {Listener: l, Handler: z}} {
+	for _, s := range []*dns.Server{{PacketConn: p, Handler: h}, {Listener: l, Handler: h}} {
 		started, ended := make(chan struct{}), make(chan struct{})
 		s.NotifyStartedFunc = func() { close(started) }
 		go func() { defer close(ended); _ = s.ActivateAndServe() }()
 		<-started
 		t.Cleanup(func() { _ = s.Shutdown(); <-ended })
 	}
-	return z, p.LocalAddr().String()
+	return p.LocalAddr().String()
 }
 
 // follow follows a name, and gives the sets that are told.

@@ -27,11 +27,13 @@ routes:
   - {id: first, match: {host: a.example, path: /first}, upstream: hasty}
   - {id: dead, match: {host: a.example, path: /dead}, upstream: dead}
   - {id: narrow, match: {host: a.example, path: /narrow}, upstream: narrow}
+  - {id: nowhere, match: {host: a.example, path: /nowhere}, upstream: gone}
 upstreams:
   - {id: up, endpoints: ["UP"]}
   - {id: hasty, endpoints: ["UP"], timeouts: {response_header: 100ms}}
   - {id: dead, endpoints: ["127.46.0.9:1"]}
   - {id: narrow, endpoints: ["UP"], pool: {max_connections: 1, max_pending: 1}}
+  - {id: gone, discovery: {consul: gone}}
 policies: [{id: jwt, jwt: {issuer: "https://i.example", audience: a, jwks: "https://i.example/keys"}}]
 `
 
@@ -163,6 +165,7 @@ func everyPolicy(t *testing.T, handler func(testing.TB, http.HandlerFunc) string
 			holds("the route's timeout", with("/total"), "504 upstream_timeout")
 			holds("the upstream's timeout", with("/first"), "504 upstream_timeout")
 			holds("no upstream", with("/dead"), "503 connect_failed")
+			holds("no endpoint", with("/nowhere"), "503 no_endpoint") // CASES G55
 			holds("a body that is announced too large", sample{method: "POST", target: "/ok", fields: []string{"Content-Length", "10485761"}, open: true}, "413 body_too_large")
 			for _, call := range []struct{ what, target, code, why, field, value string }{ // CASES G15
 				{"nobody", "/user", "16", "token_missing", "X", "y"},
@@ -176,6 +179,7 @@ func everyPolicy(t *testing.T, handler func(testing.TB, http.HandlerFunc) string
 				{"a deadline that is past", "/ok", "4", "deadline_expired", "Grpc-Timeout", "0n"},
 				{"the caller's deadline", "/total", "4", "", "Grpc-Timeout", "150000u"},
 				{"the upstream's timeout", "/first", "4", "", "Grpc-Timeout", "99999999H"},
+				{"no endpoint", "/nowhere", "14", "no_endpoint", "X", "y"},
 				{"no upstream", "/dead", "14", "connect_failed", "X", "y"},
 			} {
 				got := ask(sample{method: "POST", target: call.target, body: "\x00\x00\x00\x00\x00",
