@@ -105,6 +105,7 @@ func (s *secure) Read(p []byte) (int, error) {
 		}
 		if s.canRead {
 			l := s.c.l
+			s.keep() // the buffer of its own has been given whole: what comes now lies in the loop's
 			n, more, e := l.receive(&s.c.socket, l.raw)
 			switch {
 			case n > 0:
