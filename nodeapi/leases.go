@@ -306,7 +306,7 @@ func (h *Leases[K, V, P]) cut() {
 func askOf(i *quota.Item) *LeaseAsk {
 	return &LeaseAsk{
 		Key: i.Key[:], Rate: i.Limit.Rate, Burst: i.Limit.Burst, Day: i.Limit.Day, Strict: i.Limit.Strict, Scope: uint32(i.Limit.Scope),
-		Tries: i.Ask.Tries, Elapsed: i.Ask.Elapsed, Want: i.Ask.Want, Back: i.Ask.Back, Debt: i.Ask.Debt,
+		Tries: i.Ask.Tries, Elapsed: i.Ask.Elapsed, Want: i.Ask.Want, Back: i.Ask.Back, Debt: i.Ask.Debt, Date: i.Ask.Day,
 	}
 }
 
@@ -319,7 +319,7 @@ func (m *LeaseAsks) Items() ([]quota.Item, error) {
 	for n, a := range m.Asks {
 		i := quota.Item{
 			Limit: quota.Limit{Rate: a.Rate, Burst: a.Burst, Day: a.Day, Strict: a.Strict, Scope: quota.Scope(min(a.Scope, 255))},
-			Ask:   quota.Ask{Tries: a.Tries, Elapsed: a.Elapsed, Want: a.Want, Back: a.Back, Debt: a.Debt},
+			Ask:   quota.Ask{Tries: a.Tries, Elapsed: a.Elapsed, Want: a.Want, Back: a.Back, Debt: a.Debt, Day: a.Date},
 		}
 		if copy(i.Key[:], a.Key) != len(a.Key) || len(a.Key) != len(i.Key) || !i.Limit.Valid() || !i.Ask.Valid() {
 			return nil, fmt.Errorf("nodeapi: ask %d can't be: %+v", n, i)
@@ -335,7 +335,7 @@ func absent() quota.Grant { return quota.Grant{Tokens: -1} }
 func grantsOf(m *LeaseGrants) []quota.Grant {
 	all := make([]quota.Grant, len(m.Grants))
 	for n, g := range m.Grants {
-		all[n] = quota.Grant{Tokens: g.Tokens, Share: g.Share, Calm: g.Calm, Credit: g.Credit, Left: g.Left, Pause: g.Pause}
+		all[n] = quota.Grant{Tokens: g.Tokens, Share: g.Share, Calm: g.Calm, Credit: g.Credit, Left: g.Left, Day: g.Date, Pause: g.Pause}
 		if g.Absent {
 			all[n] = absent()
 		}
@@ -347,7 +347,7 @@ func grantsOf(m *LeaseGrants) []quota.Grant {
 func GrantsTo(seq uint64, grants []quota.Grant) *LeaseGrants {
 	m := &LeaseGrants{Seq: seq, Grants: make([]*LeaseGrant, len(grants))}
 	for n, g := range grants {
-		m.Grants[n] = &LeaseGrant{Tokens: g.Tokens, Share: g.Share, Calm: g.Calm, Credit: g.Credit, Left: g.Left, Pause: g.Pause, Absent: !g.Valid()}
+		m.Grants[n] = &LeaseGrant{Tokens: g.Tokens, Share: g.Share, Calm: g.Calm, Credit: g.Credit, Left: g.Left, Date: g.Day, Pause: g.Pause, Absent: !g.Valid()}
 	}
 	return m
 }

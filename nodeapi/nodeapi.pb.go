@@ -948,6 +948,7 @@ type LeaseAsk struct {
 	Want          int64                  `protobuf:"varint,9,opt,name=want,proto3" json:"want,omitempty"`
 	Back          int64                  `protobuf:"varint,10,opt,name=back,proto3" json:"back,omitempty"`
 	Debt          int64                  `protobuf:"varint,11,opt,name=debt,proto3" json:"debt,omitempty"`
+	Date          int64                  `protobuf:"varint,12,opt,name=date,proto3" json:"date,omitempty"` // quota.Ask.Day
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1059,6 +1060,13 @@ func (x *LeaseAsk) GetDebt() int64 {
 	return 0
 }
 
+func (x *LeaseAsk) GetDate() int64 {
+	if x != nil {
+		return x.Date
+	}
+	return 0
+}
+
 // LeaseGrants answers the asks of the same seq, one by one; quota.Grant says what they mean.
 type LeaseGrants struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1121,6 +1129,7 @@ type LeaseGrant struct {
 	Left          int64                  `protobuf:"varint,5,opt,name=left,proto3" json:"left,omitempty"`
 	Pause         int64                  `protobuf:"varint,6,opt,name=pause,proto3" json:"pause,omitempty"`
 	Absent        bool                   `protobuf:"varint,7,opt,name=absent,proto3" json:"absent,omitempty"` // the key could not be served
+	Date          int64                  `protobuf:"varint,8,opt,name=date,proto3" json:"date,omitempty"`     // quota.Grant.Day
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1202,6 +1211,13 @@ func (x *LeaseGrant) GetAbsent() bool {
 		return x.Absent
 	}
 	return false
+}
+
+func (x *LeaseGrant) GetDate() int64 {
+	if x != nil {
+		return x.Date
+	}
+	return 0
 }
 
 // KeyQuestion names a key by its hashes, one of each algorithm (apikey.Hash); the key itself stays at the proxy.
@@ -1355,7 +1371,7 @@ const file_nodeapi_proto_rawDesc = "" +
 	"\x06stored\x18\x02 \x01(\bR\x06stored\"P\n" +
 	"\tLeaseAsks\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x121\n" +
-	"\x04asks\x18\x02 \x03(\v2\x1d.cellgate.nodeapi.v1.LeaseAskR\x04asks\"\xf2\x01\n" +
+	"\x04asks\x18\x02 \x03(\v2\x1d.cellgate.nodeapi.v1.LeaseAskR\x04asks\"\x86\x02\n" +
 	"\bLeaseAsk\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\fR\x03key\x12\x12\n" +
 	"\x04rate\x18\x02 \x01(\x01R\x04rate\x12\x14\n" +
@@ -1368,10 +1384,11 @@ const file_nodeapi_proto_rawDesc = "" +
 	"\x04want\x18\t \x01(\x03R\x04want\x12\x12\n" +
 	"\x04back\x18\n" +
 	" \x01(\x03R\x04back\x12\x12\n" +
-	"\x04debt\x18\v \x01(\x03R\x04debt\"X\n" +
+	"\x04debt\x18\v \x01(\x03R\x04debt\x12\x12\n" +
+	"\x04date\x18\f \x01(\x03R\x04date\"X\n" +
 	"\vLeaseGrants\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x127\n" +
-	"\x06grants\x18\x02 \x03(\v2\x1f.cellgate.nodeapi.v1.LeaseGrantR\x06grants\"\xa8\x01\n" +
+	"\x06grants\x18\x02 \x03(\v2\x1f.cellgate.nodeapi.v1.LeaseGrantR\x06grants\"\xbc\x01\n" +
 	"\n" +
 	"LeaseGrant\x12\x16\n" +
 	"\x06tokens\x18\x01 \x01(\x03R\x06tokens\x12\x14\n" +
@@ -1380,7 +1397,8 @@ const file_nodeapi_proto_rawDesc = "" +
 	"\x06credit\x18\x04 \x01(\x03R\x06credit\x12\x12\n" +
 	"\x04left\x18\x05 \x01(\x03R\x04left\x12\x14\n" +
 	"\x05pause\x18\x06 \x01(\x03R\x05pause\x12\x16\n" +
-	"\x06absent\x18\a \x01(\bR\x06absent\"%\n" +
+	"\x06absent\x18\a \x01(\bR\x06absent\x12\x12\n" +
+	"\x04date\x18\b \x01(\x03R\x04date\"%\n" +
 	"\vKeyQuestion\x12\x16\n" +
 	"\x06hashes\x18\x01 \x03(\tR\x06hashes\"'\n" +
 	"\tKeyAnswer\x12\x1a\n" +

@@ -23,7 +23,7 @@ func (b *Branch) Grant(now, lost int64, weight float64, a Ask, t Terms, chance f
 	b.settle(now, lost, a)
 	free := b.free(now, lost, weight)
 	cold := lost == 0 && now >= l.known && now >= l.pause && !l.Over() // what was scarce is so until it may be there again
-	g := Grant{Share: share * l.share, Left: l.left, Pause: max(l.pause-now, 0)}
+	g := Grant{Share: share * l.share, Left: l.left, Day: l.day, Pause: max(l.pause-now, 0)}
 	if cold {
 		g.Share = share
 	}
@@ -58,14 +58,14 @@ func (b *Branch) credit(now, lost int64, weight float64) int64 {
 // settle takes back what a node gives back, and pays its debt, as far as it goes. While the owner of a rate is lost, the
 // region's own part pays the rest. What was granted in advance and comes back lives as if it had been on lease.
 func (b *Branch) settle(now, lost int64, a Ask) {
-	l := &b.Lease
+	l, back := &b.Lease, a.back(b.Lease.day)
 	if now >= l.expires {
 		l.balance = 0
-		if a.Back > 0 {
+		if back > 0 {
 			l.expires = now + l.Terms.TTL
 		}
 	}
-	l.balance += a.Back
+	l.balance += back
 	paid := min(l.balance, a.Debt)
 	l.balance -= paid
 	if lost != 0 && l.Limit.Day == 0 {

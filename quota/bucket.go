@@ -119,12 +119,12 @@ func (b *Bucket) spend(n float64, l Limit) {
 func (b *Bucket) Grant(now, day int64, l Limit, a Ask, t Terms, chance float64) Grant {
 	b.fill(now, day, l)
 	share := b.hear(now, a, t.Interval)
-	b.spend(float64(a.Debt-a.Back), l)
+	b.spend(float64(a.Debt-a.back(b.day)), l)
 	fresh, rate := l.Rate*seconds(t.Interval), l.Rate
 	if l.Day > 0 {
 		fresh, rate = b.tokens, max(b.tokens, 0)/dailyPart/overdraft
 	}
-	g := Grant{Share: share, Calm: b.tokens >= b.all() && b.tokens > 0 || b.all() <= .9*fresh && b.tokens > 0}
+	g := Grant{Share: share, Day: b.day, Calm: b.tokens >= b.all() && b.tokens > 0 || b.all() <= .9*fresh && b.tokens > 0}
 	if !l.Strict {
 		g.Credit = int64(max(1, math.Floor(overdraft*rate/b.holders())))
 	}

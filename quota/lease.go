@@ -57,6 +57,7 @@ type Lease struct {
 	calm   bool
 	credit int64
 	left   int64
+	day    int64
 	pause  int64 // an instant
 
 	debt int64 // spent without a grant and not yet told
@@ -231,7 +232,7 @@ func (l *Lease) Due(now int64) (a Ask, due bool) {
 	if now >= l.expires {
 		l.balance = 0
 	}
-	a = Ask{Tries: l.tries, Elapsed: past, Back: max(l.balance-l.target, 0), Debt: l.debt}
+	a = Ask{Tries: l.tries, Elapsed: past, Back: max(l.balance-l.target, 0), Debt: l.debt, Day: l.day}
 	l.balance -= a.Back
 	a.Want = max(l.target+l.parked-l.balance-l.wanted(), 0)
 	l.pulls = l.saved(now) - 1
@@ -281,7 +282,7 @@ func (l *Lease) Granted(now, sent int64, g Grant) {
 	if _, ok := l.landed(sent); !ok {
 		return
 	}
-	if now >= l.expires {
+	if now >= l.expires || l.day != 0 && g.Day != l.day {
 		l.balance = 0
 	}
 	l.balance += g.Tokens
@@ -289,7 +290,7 @@ func (l *Lease) Granted(now, sent int64, g Grant) {
 	if l.Limit.Day > 0 {
 		l.expires = sent + dailyTTL
 	}
-	l.share, l.calm, l.credit, l.left, l.pause = g.Share, g.Calm, g.Credit, g.Left, now+g.Pause
+	l.share, l.calm, l.credit, l.left, l.day, l.pause = g.Share, g.Calm, g.Credit, g.Left, g.Day, now+g.Pause
 	l.lag = min(now-sent, l.Terms.TTL)
 }
 

@@ -87,6 +87,40 @@ func TestADailyQuotaIsSpentToItsEndAndNewTheNextDay(t *testing.T) {
 	}
 }
 
+// What is left of yesterday's leases is no part of the new day's quota: none of it is given out a second time, wherever it lies.
+func TestYesterdaysLeasesAreNoGiftToTheNewDay(t *testing.T) {
+	const quota = 40_000
+	for _, regions := range []int{1, 3} {
+		w := newWorld(3, PerDay(quota), regions, 12)
+		w.day = 20_000
+		r := rand.New(rand.NewPCG(1, 2))
+		load := func(ns int64, busy []*simNode) (admitted float64) {
+			before := w.admitted
+			for at := int64(0); at < ns; at += step {
+				w.tick()
+				for _, n := range busy {
+					for range poisson(r, 300*seconds(step)) {
+						w.request(n)
+					}
+				}
+			}
+			return w.admitted - before
+		}
+		load(5000*ms, w.nodes[:6])
+		held, _ := w.outstanding()
+		w.day++ // and others have the load from now on
+		spent := load(30_000*ms, w.nodes[6:])
+		if held < 500 {
+			t.Fatalf("%d regions: only %.0f on lease at midnight", regions, held)
+		}
+		// What is told late, of a sync interval of those with the load, is yesterday's.
+		if spent > quota+6*300*.1 || spent < .98*quota {
+			t.Errorf("%d regions: %.0f admitted of the new day's %d; %.0f of yesterday's were on lease", regions, spent, quota, held)
+		}
+		t.Logf("%d regions: %.0f on lease at midnight, %.0f admitted the next day", regions, held, spent)
+	}
+}
+
 func TestAGrantorThatHasJustStartedGivesHalfABurstTwice(t *testing.T) {
 	l := Limit{Rate: 1000, Burst: 200}
 	var b Bucket

@@ -98,6 +98,7 @@ type Ask struct {
 	Want    int64 // tokens to have beside those that are kept
 	Back    int64 // tokens that are given back
 	Debt    int64 // tokens spent without a grant
+	Day     int64 // of a daily quota: the date that Back is of, as the grantor said it; 0 = it never has
 }
 
 // Valid says whether an Ask that another process sent can be worked with.
@@ -110,6 +111,14 @@ func (a Ask) Valid() bool {
 	return a.Elapsed >= 0
 }
 
+// back is what comes back of a day's tokens: those of another day were spent on that one, and are no gift to this.
+func (a Ask) back(day int64) int64 {
+	if a.Day != 0 && a.Day != day {
+		return 0
+	}
+	return a.Back
+}
+
 // Grant is the answer to an Ask.
 type Grant struct {
 	Tokens int64   // on lease for Terms.TTL from the moment the Ask was sent
@@ -117,6 +126,7 @@ type Grant struct {
 	Calm   bool    // there is enough for everybody: up to Credit may be spent in advance
 	Credit int64
 	Left   int64 // of a daily quota: what is left for everybody
+	Day    int64 // of a daily quota: the date that all of this is of, in days since 1970; 0 = the grantor doesn't say
 	Pause  int64 // ns until a token may be there for somebody; 0 = now
 }
 
