@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net/netip"
 	"net/url"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -17,6 +18,7 @@ import (
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	"go.etcd.io/etcd/server/v3/embed"
 
+	"github.com/cellgate/cellgate/internal/durable"
 	"github.com/cellgate/cellgate/trust"
 )
 
@@ -63,7 +65,8 @@ func Run(ctx context.Context, c Config) error {
 	}
 	member, err := startEtcd(c.embed())
 	if err != nil {
-		return fmt.Errorf("etcd %s: %w%s", c.Name, err, c.remedy(err))
+		free, unknown := durable.Free(filepath.Dir(c.Dir))
+		return fmt.Errorf("etcd %s: %w%s", c.Name, err, c.remedy(err, unknown == nil && free < Room))
 	}
 	defer member.Close()
 	keeping, kept := context.WithCancel(ctx)
@@ -91,6 +94,9 @@ func Run(ctx context.Context, c Config) error {
 	}
 }
 
+// Room is what a member takes of its disk to begin with, in bytes: a segment of its log, and its database.
+const Room = 80 << 20
+
 // startEtcd gives an error where etcd panics, as it does on files that it can't read.
 func startEtcd(c *embed.Config) (member *embed.Etcd, err error) {
 	defer func() {
@@ -101,13 +107,15 @@ func startEtcd(c *embed.Config) (member *embed.Etcd, err error) {
 	return embed.StartEtcd(c)
 }
 
-// remedy says what can be done about a directory that is gone or damaged; etcd's own words don't.
-func (c Config) remedy(err error) string {
+// remedy says what can be done about a directory that is gone or damaged, or a disk that is full; etcd's own words don't.
+func (c Config) remedy(err error, full bool) string {
 	switch {
 	case strings.Contains(err.Error(), "has already been bootstrapped"):
 		return fmt.Sprintf(" (%s is empty, but the other members know this one: put a backup of all members back, or take it out of the cluster and add it anew)", c.Dir)
 	case !strings.Contains(err.Error(), "wal"):
 		return ""
+	case full:
+		return fmt.Sprintf(" (the disk of %s is full: a member takes %d MiB at least)", c.Dir, Room>>20)
 	case len(c.Cluster) > 1:
 		return fmt.Sprintf(" (%s is damaged: put a backup of all members back, or take this one out of the cluster and add it anew)", c.Dir)
 	}

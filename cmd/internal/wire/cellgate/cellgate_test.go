@@ -27,6 +27,7 @@ import (
 
 	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/cmd/internal/supervisor"
+	"github.com/cellgate/cellgate/internal/durable"
 	"github.com/cellgate/cellgate/internal/loopback"
 	"github.com/cellgate/cellgate/internal/supervise"
 	"github.com/cellgate/cellgate/proxy/program"
@@ -280,6 +281,27 @@ func TestWorldKeepsItsSize(t *testing.T) {
 	other.Cells = 3
 	if err := h.keepSize(other); err == nil || !strings.Contains(err.Error(), "3 regions, 2 cells and 2 proxies") {
 		t.Errorf("another size: %v", err)
+	}
+}
+
+// Only stores that have nothing yet need room at once; a world that has begun may go on with little.
+func TestAWorldThatDoesNotFitIsRefused(t *testing.T) {
+	h := home(t.TempDir())
+	w := &world{home: h, made: []process{{role: "etcd", id: "global/eu-west"}, {role: "etcd", id: "eu-west"}, {role: "proxy", id: "eu-west/a/1"}}}
+	if err := w.room(100 << 20); err == nil || !strings.Contains(err.Error(), "has 100 MiB left, the stores of this world take 160 MiB") {
+		t.Errorf("two new stores: %v", err)
+	}
+	if err := os.MkdirAll(filepath.Join(h.etcdDir("eu-west"), "member"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.room(100 << 20); err != nil {
+		t.Errorf("one new store: %v", err)
+	}
+	if free, err := durable.Free(string(h)); err != nil || free == 0 {
+		t.Errorf("free: %d, %v", free, err)
+	}
+	if _, err := durable.Free(h.path("absent")); err == nil {
+		t.Error("a directory that isn't there has room")
 	}
 }
 

@@ -34,6 +34,9 @@ func (h home) bootFile(process string) string {
 	return h.path("boot", fileName(process)+".json")
 }
 
+// etcdDir is where a member of an etcd cluster has its data.
+func (h home) etcdDir(id string) string { return h.path("data", "etcd", fileName(id)) }
+
 // create makes the directory and its parts, readable by their owner only.
 func (h home) create() error {
 	for _, d := range []string{"", "boot", "keys", "data", "logs", "secrets"} {

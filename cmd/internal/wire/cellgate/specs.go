@@ -191,7 +191,7 @@ func (b *builder) etcd(id string, r, host int, cluster map[string]netip.AddrPort
 		return err
 	}
 	client, peer := b.at(r+1, host, portEtcdClient), b.at(r+1, host, portEtcdPeer)
-	dir := b.home.path("data", "etcd", fileName(id))
+	dir := b.home.etcdDir(id)
 	file, err := b.save("etcd/"+id, dir, etcdConfig{
 		Name: id, Dir: dir, Client: client, Peer: peer, Cluster: cluster, Cert: cert, Key: key, CA: b.keys.internalCA(),
 	})

@@ -16,9 +16,11 @@ import (
 	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/cmd/internal/bootstrap"
 	"github.com/cellgate/cellgate/cmd/internal/supervisor"
+	"github.com/cellgate/cellgate/internal/durable"
 	"github.com/cellgate/cellgate/internal/pause"
 	"github.com/cellgate/cellgate/internal/supervise"
 	"github.com/cellgate/cellgate/snapshot"
+	"github.com/cellgate/cellgate/store/etcd/server"
 )
 
 // Options of `cellgate up`.
@@ -182,11 +184,32 @@ func (w *world) prepare(ctx context.Context, bin string) error {
 	if err := writeFile(w.home.path("sample.yaml"), []byte(text)); err != nil {
 		return err
 	}
+	free, err := durable.Free(string(w.home))
+	if err != nil {
+		return err
+	}
+	if err := w.room(free); err != nil {
+		return err
+	}
 	binds := make([]bindings, len(w.made))
 	for i, p := range w.made {
 		binds[i] = p.binds
 	}
 	return checkFree(ctx, binds)
+}
+
+// room says whether the free bytes of the disk are less than what stores that have nothing yet take at once.
+func (w *world) room(free uint64) error {
+	need := uint64(0)
+	for _, p := range w.made {
+		if _, err := os.Stat(filepath.Join(w.home.etcdDir(p.id), "member")); p.role == "etcd" && errors.Is(err, os.ErrNotExist) {
+			need += server.Room
+		}
+	}
+	if free < need {
+		return fmt.Errorf("the disk of %s has %d MiB left, the stores of this world take %d MiB to begin with: make room, or choose another directory (--dir)", w.home, free>>20, need>>20)
+	}
+	return nil
 }
 
 // live runs the processes from the first fork to the last exit.
@@ -313,7 +336,11 @@ func (w *world) explain(err error) error {
 
 // tour prints where things are and what to do next.
 func (w *world) tour() {
-	w.say("DNS        %v  zone %s", w.routers(), worldName)
+	var routers []string
+	for _, r := range w.routers() {
+		routers = append(routers, r.String())
+	}
+	w.say("%-12s %s  zone %s", "DNS", strings.Join(routers, " "), worldName)
 	for i, r := range w.topology.Regions {
 		var cs []string
 		for _, c := range r.Cells {
