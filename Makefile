@@ -1,8 +1,9 @@
 # cellgate: `make up` runs a world on this machine, `make test` proves it. Only Go is needed.
 GO       ?= go
 BIN      := bin
-UP       ?= --detach
 DIR      ?= .cellgate
+# Further flags of `cellgate up`.
+UP       ?=
 FUZZTIME ?= 10s
 # What `make drills` runs, on a world of its own.
 DRILLS   ?= gateway-process cell region control-plane quota-store bad-config identity-provider leaked-key slow-upstream discovery key-rotation hot-key handshake-storm backend
@@ -47,7 +48,7 @@ pgo:
 	$(GO) tool pprof -proto -output $(PGO) $(BIN)/pipeline.prof $(BIN)/loop.prof
 
 up: build
-	$(BIN)/cellgate up --dir $(DIR) $(UP)
+	$(BIN)/cellgate up --detach --dir $(DIR) $(UP)
 
 down:
 	@test ! -x $(BIN)/cellgate || test ! -d $(DIR) || $(BIN)/cellgate down --dir $(DIR)

@@ -7,6 +7,8 @@ import (
 	"io"
 
 	"github.com/spf13/cobra"
+
+	"github.com/cellgate/cellgate/cmd/internal/cli"
 )
 
 // The exit codes of every command (DESIGN, section 5).
@@ -30,11 +32,11 @@ func root() *cobra.Command {
 		Example:       "  proxy serve --document routes.yaml --http 127.0.0.1:8080",
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		Args:          cobra.NoArgs,
-		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Args:          cli.Subcommand,
+		RunE:          cli.Help,
 	}
 	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	c.AddCommand(serveCommand(), upgradeCommand())
+	c.AddCommand(serveCommand(), upgradeCommand(), exampleCommand())
 	return c
 }
 
@@ -50,13 +52,14 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	if err == nil {
 		return exitDone
 	}
-	fmt.Fprintf(stderr, "%s: %v\n", cmd.CommandPath(), err)
+	code := exitFailed
 	var usage usageError
 	switch {
 	case errors.As(err, &usage) || !begun:
-		return exitUsage
+		code = exitUsage
 	case refused(err):
-		return exitRefused
+		code = exitRefused
 	}
-	return exitFailed
+	cli.Tell(stderr, cmd, err, code)
+	return code
 }
