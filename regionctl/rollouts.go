@@ -289,7 +289,7 @@ func (c *Controller) describeRollout(s rollout.State) RolloutStatus {
 		if d.Started.IsZero() {
 			d.Started = e.At
 		}
-		d.History = append(d.History, fmt.Sprintf("%s %s %s: %s", e.At.UTC().Format(time.RFC3339), e.Phase, e.Ring, e.Why))
+		d.History = append(d.History, fmt.Sprintf("%s %s: %s", e.At.UTC().Format(time.RFC3339), strings.TrimSpace(string(e.Phase)+" "+e.Ring), e.Why))
 	}
 	if !s.Active() {
 		d.Ended = s.Changed

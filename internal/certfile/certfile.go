@@ -98,7 +98,7 @@ func Load(certFile, keyFile string) (*Pair, error) {
 func (p *Pair) read() (*tls.Certificate, error) {
 	pair, err := tls.LoadX509KeyPair(p.certFile, p.keyFile)
 	if err != nil {
-		return nil, fmt.Errorf("certificate: %w", err)
+		return nil, fmt.Errorf("certificate %s with key %s: %w", p.certFile, p.keyFile, err)
 	}
 	return &pair, nil
 }

@@ -182,7 +182,7 @@ func (s *Store) over(name string, one *Secret, now time.Time) {
 // read takes a regular file of the directory, without following the name out of it. What is the same as before it gives back.
 func (s *Store) read(n Need, before *Secret) (*Secret, error) {
 	if s.dir == "" {
-		return nil, fmt.Errorf("secrets: %s: this node has no directory of secrets", n.Name)
+		return nil, fmt.Errorf("secrets: %s: this node has no directory of secrets (--secrets DIR, or secrets of its bootstrap file)", n.Name)
 	}
 	if !snapshot.ValidSecret(n.Name) {
 		return nil, fmt.Errorf("secrets: %q is not the name of a file", n.Name)

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -255,6 +256,21 @@ func TestRegionctlStatusHasTheContractsShape(t *testing.T) {
 				t.Errorf("%s -o %s: exit %d, %q", line, format, out.Code, out.Stderr)
 			}
 		}
+	}
+}
+
+// Whoever waits hears how things stand, and that what was ordered goes on without him.
+func TestRegionctlTellsHowThingsStandWhileItWaits(t *testing.T) {
+	r := newControlled(t) // without nodes, so that no rollout ends
+	if out := r.run("publish", r.file(routes(1)), "--wait", "--timeout", "1s"); out.Code != 1 || !strings.Contains(out.Stdout, "published version 1") ||
+		!strings.Contains(out.Stderr, "rollout of 1: ") || !strings.Contains(out.Stderr, "waited 1s until version 1 is live") {
+		t.Errorf("%+v", out)
+	}
+	d := harness.StartWith(t, r.env(), "regionctl", "evacuate", "eu-west/a", "--reason", "x", "--force", "--wait")
+	d.WaitOutput("eu-west/a is evacuating, with ", 10*time.Second)
+	d.Signal(syscall.SIGINT)
+	if out := d.Wait(10 * time.Second); out.Code != 1 || !strings.Contains(out.Stderr, "no longer waiting until every cell is evacuated; what was ordered stands") {
+		t.Errorf("%+v", out)
 	}
 }
 

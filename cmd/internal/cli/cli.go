@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -31,12 +32,35 @@ func (e usageError) Unwrap() error { return e.error }
 // Root is a daemon's root command; it explains itself when called bare and refuses what it doesn't know.
 func Root(name, short string, commands ...*cobra.Command) *cobra.Command {
 	root := &cobra.Command{
-		Use: name, Short: short, SilenceErrors: true, SilenceUsage: true, Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Use: name, Short: short, SilenceErrors: true, SilenceUsage: true, Args: Subcommand, RunE: Help,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return Usage(err) })
 	root.AddCommand(commands...)
 	return root
+}
+
+// Help is what a command does that only holds others.
+func Help(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+
+// Subcommand are the Args of a command that only holds others: what is none of them is refused, and those that are near are named.
+func Subcommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	cmd.SuggestionsMinimumDistance = 2
+	near := ""
+	if names := cmd.SuggestionsFor(args[0]); len(names) > 0 {
+		near = " (did you mean " + strings.Join(names, " or ") + "?)"
+	}
+	return Usage(fmt.Errorf("unknown command %q for %q%s", args[0], cmd.CommandPath(), near))
+}
+
+// Tell prints why a command failed, and after wrong use where its help is.
+func Tell(stderr io.Writer, cmd *cobra.Command, err error, code int) {
+	fmt.Fprintf(stderr, "%s: %v\n", cmd.CommandPath(), err)
+	if code == ExitUsage {
+		fmt.Fprintf(stderr, "See '%s --help'.\n", cmd.CommandPath())
+	}
 }
 
 // Serve is the command `serve --bootstrap FILE` of a daemon that runs only inside a world.
@@ -69,10 +93,10 @@ func Main(root *cobra.Command, args []string, stdout, stderr io.Writer) int {
 	if err == nil {
 		return ExitDone
 	}
-	fmt.Fprintf(stderr, "%s: %v\n", cmd.CommandPath(), err)
+	code := ExitFailed
 	if wrong := (usageError{}); errors.As(err, &wrong) || !begun {
-		fmt.Fprintf(stderr, "See '%s --help'.\n", cmd.CommandPath())
-		return ExitUsage
+		code = ExitUsage
 	}
-	return ExitFailed
+	Tell(stderr, cmd, err, code)
+	return code
 }

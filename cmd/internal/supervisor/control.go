@@ -85,7 +85,7 @@ func Call(ctx context.Context, dir string, req Request) (Response, error) {
 		return res, fmt.Errorf("there is no world in %s: start one with `cellgate up`, or name its directory with --dir", dir)
 	}
 	if !Running(dir) {
-		return res, fmt.Errorf("%w in %s", ErrNotRunning, dir)
+		return res, notRunning(dir)
 	}
 	err := sockdir.In(dir, Socket, func(path string) error {
 		conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
@@ -101,7 +101,7 @@ func Call(ctx context.Context, dir string, req Request) (Response, error) {
 		return json.NewDecoder(conn).Decode(&res)
 	})
 	if err != nil && !Running(dir) { // it ended meanwhile
-		return res, fmt.Errorf("%w in %s", ErrNotRunning, dir)
+		return res, notRunning(dir)
 	}
 	if err != nil {
 		return res, fmt.Errorf("the supervisor of %s does not answer: %w", dir, err)
@@ -110,6 +110,10 @@ func Call(ctx context.Context, dir string, req Request) (Response, error) {
 		return res, errors.New(res.Error)
 	}
 	return res, nil
+}
+
+func notRunning(dir string) error {
+	return fmt.Errorf("%w in %s: start it with `cellgate up --dir %s`", ErrNotRunning, dir, dir)
 }
 
 // Running says whether a supervisor holds the directory.

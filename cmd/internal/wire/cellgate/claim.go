@@ -79,7 +79,7 @@ func lockDir(dir string) (*dirLock, error) {
 	}
 	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
 		f.Close()
-		return nil, fmt.Errorf("a world already runs in %s: see `cellgate status`, stop it with `cellgate down`, or choose another directory (--dir)", dir)
+		return nil, fmt.Errorf("a world already runs in %s: see `cellgate status --dir %s`, stop it with `cellgate down --dir %s`, or choose another directory (--dir)", dir, dir, dir)
 	}
 	return &dirLock{f}, nil
 }

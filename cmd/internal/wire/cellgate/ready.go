@@ -31,8 +31,12 @@ func (o operator) run(ctx context.Context, args ...string) ([]byte, error) {
 	cmd.WaitDelay = time.Second
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
-	if err := cmd.Run(); err != nil {
-		return nil, fmt.Errorf("regionctl %s: %w: %s", args[0], err, strings.TrimSpace(errs.String()))
+	err := cmd.Run()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && errs.Len() > 0 {
+		return nil, errors.New(strings.Join(strings.Fields(errs.String()), " ")) // it says who it is
+	}
+	if err != nil {
+		return nil, fmt.Errorf("regionctl %s: %w", args[0], err)
 	}
 	return out.Bytes(), nil
 }

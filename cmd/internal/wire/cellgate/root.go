@@ -24,6 +24,7 @@ import (
 
 	"github.com/cellgate/cellgate/cells"
 	"github.com/cellgate/cellgate/cmd/internal/bootstrap"
+	"github.com/cellgate/cellgate/cmd/internal/cli"
 	"github.com/cellgate/cellgate/cmd/internal/supervisor"
 	"github.com/cellgate/cellgate/internal/pause"
 )
@@ -44,33 +45,34 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	err := root.ExecuteContext(ctx)
+	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil {
-		return 0
+		return cli.ExitDone
 	}
-	fmt.Fprintf(stderr, "cellgate: %v\n", err)
-	if usage := (errUsage{}); errors.As(err, &usage) || strings.HasPrefix(err.Error(), "unknown command") {
-		return 2
+	code := cli.ExitFailed
+	if usage := (errUsage{}); errors.As(err, &usage) {
+		code = cli.ExitUsage
 	}
-	return 1
+	cli.Tell(stderr, cmd, err, code)
+	return code
 }
 
 // Command is the command tree.
 func Command() *cobra.Command {
 	root := &cobra.Command{
-		Use: "cellgate", Short: "run a world of gateway cells on one machine",
-		SilenceErrors: true, SilenceUsage: true, Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Use: "cellgate", Short: "Run a world of gateway cells on one machine",
+		Example:       "  cellgate up --detach\n  cellgate status\n  cellgate kill proxy/eu-west/a/1\n  cellgate down",
+		SilenceErrors: true, SilenceUsage: true, Args: cli.Subcommand, RunE: cli.Help,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return errUsage{err} })
 	var dir string
 	root.PersistentFlags().StringVar(&dir, "dir", DefaultDir, "the world's `directory`")
 	root.AddCommand(upCommand(&dir), downCommand(&dir), statusCommand(&dir))
 	for _, op := range []struct{ name, short string }{
-		{"start", "start stopped processes and wait until they are ready"},
-		{"stop", "stop processes (SIGTERM, after 10 s SIGKILL); they stay down"},
-		{"kill", "kill processes (SIGKILL); they are started again after a second"},
-		{supervisor.Upgrade, "replace proxies by new processes, which take their sockets over; no request fails"},
+		{"start", "Start stopped processes and wait until they are ready"},
+		{"stop", "Stop processes (SIGTERM, after 10 s SIGKILL); they stay down"},
+		{"kill", "Kill processes (SIGKILL); they are started again after a second"},
+		{supervisor.Upgrade, "Replace proxies by new processes, which take their sockets over; no request fails"},
 	} {
 		root.AddCommand(orderCommand(&dir, op.name, op.short))
 	}
@@ -101,7 +103,7 @@ func upCommand(dir *string) *cobra.Command {
 	var limit int64
 	var detached bool
 	cmd := &cobra.Command{
-		Use: "up", Args: cobra.NoArgs, Short: "start a world and keep it until Ctrl-C or `cellgate down`",
+		Use: "up", Args: cobra.NoArgs, Short: "Start a world and keep it until Ctrl-C or `cellgate down`",
 		Example: "  cellgate up\n  cellgate up --detach --dir /tmp/small --net 127.11.0.0/16 --regions 2 --cells 1",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			net, err := netip.ParsePrefix(block)
@@ -210,7 +212,7 @@ func secondSignal() <-chan struct{} {
 
 func downCommand(dir *string) *cobra.Command {
 	return &cobra.Command{
-		Use: "down", Args: cobra.NoArgs, Short: "stop the world; its state stays in the directory",
+		Use: "down", Args: cobra.NoArgs, Short: "Stop the world; its state stays in the directory",
 		Example: "  cellgate down --dir /tmp/small",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			h, err := openHome(*dir)
@@ -219,7 +221,7 @@ func downCommand(dir *string) *cobra.Command {
 			}
 			_, err = call(cmd.Context(), h, request{Op: "down"})
 			if errors.Is(err, supervisor.ErrNotRunning) {
-				fmt.Fprintln(cmd.OutOrStdout(), err)
+				fmt.Fprintf(cmd.OutOrStdout(), "%v in %s\n", supervisor.ErrNotRunning, h)
 				return nil
 			}
 			if err != nil {
@@ -247,7 +249,7 @@ func openHome(dir string) (home, error) {
 func statusCommand(dir *string) *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
-		Use: "status", Args: cobra.NoArgs, Short: "list the processes of the world",
+		Use: "status", Args: cobra.NoArgs, Short: "List the processes of the world",
 		Example: "  cellgate status -o json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !slices.Contains([]string{"table", "json", "yaml"}, output) {
@@ -313,6 +315,22 @@ func orderCommand(dir *string, op, short string) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return order(cmd, *dir, request{Op: op, Patterns: args})
 		},
+		ValidArgsFunction: completeNames(dir),
+	}
+}
+
+// completeNames completes the names of the world's processes.
+func completeNames(dir *string) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, _ []string, _ string) (names []string, _ cobra.ShellCompDirective) {
+		h, err := openHome(*dir)
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		res, _ := call(cmd.Context(), h, request{Op: supervisor.Status}) // without a world there is nothing to name
+		for _, p := range res.Processes {
+			names = append(names, p.Name)
+		}
+		return names, cobra.ShellCompDirectiveNoFileComp
 	}
 }
 
@@ -335,8 +353,8 @@ func backendCommand(dir *string) *cobra.Command {
 	var slow time.Duration
 	var ok bool
 	cmd := &cobra.Command{
-		Use: "backend ID", Args: cobra.ExactArgs(1), Short: "make a sample backend fail, slow or good again",
-		Long:    "make a sample backend fail, slow or good again. Each order replaces the one before; `*` in ID matches anything.",
+		Use: "backend ID", Args: cobra.ExactArgs(1), Short: "Make a sample backend fail, slow or good again",
+		Long:    "Make a sample backend fail, slow or good again. Each order replaces the one before; `*` in ID matches anything.",
 		Example: "  cellgate backend orders-1 --fail 30%\n  cellgate backend 'orders-*' --slow 200ms\n  cellgate backend orders-1 --ok",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			f := faults{Slow: slow}

@@ -91,11 +91,18 @@ func (o *options) serve(ctx context.Context, log *slog.Logger, stderr io.Writer)
 	return o.printed(o.standalone(ctx, addrs, log), stderr)
 }
 
+func problems(n int) string {
+	if n == 1 {
+		return "1 problem"
+	}
+	return fmt.Sprintf("%d problems", n)
+}
+
 // printed puts the problems of a document on lines of their own, as every tool that prints FILE:LINE does.
 func (o *options) printed(err error, stderr io.Writer) error {
 	if list := problem.List(nil); errors.As(err, &list) {
 		fmt.Fprintln(stderr, list.Error())
-		return fmt.Errorf("%d problems", len(list))
+		return errors.New(problems(len(list)))
 	}
 	return err
 }

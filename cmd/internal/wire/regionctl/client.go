@@ -15,6 +15,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/cellgate/cellgate/cmd/internal/supervisor"
 	"github.com/cellgate/cellgate/regionctl"
 )
 
@@ -92,6 +93,8 @@ func do[T any](ctx context.Context, c *client, method, path string, v any) (out 
 	says := "no controller answers"
 	if f := (*regionctl.Fault)(nil); errors.As(errors.Join(lost...), &f) {
 		says = "no controller can do it now"
+	} else if c.place.dir != "" && !supervisor.Running(c.place.dir) {
+		says = fmt.Sprintf("no controller answers, and nothing runs in %s (cellgate up --dir %s starts it again)", c.place.dir, c.place.dir)
 	}
 	return out, fmt.Errorf("%s:\n%w", says, errors.Join(lost...))
 }

@@ -245,7 +245,7 @@ func parseAllow(prefixes []string) (snapshot.Allow, error) {
 	for _, s := range prefixes {
 		p, err := netip.ParsePrefix(s)
 		if err != nil {
-			return allow, usage(fmt.Errorf("--allow-upstreams: %w", err))
+			return allow, usage(fmt.Errorf("--allow-upstreams %q: it takes prefixes such as 127.0.0.0/8", s))
 		}
 		allow.Upstreams = append(allow.Upstreams, p.Masked())
 	}

@@ -116,30 +116,32 @@ func finishOrder(cmd *cobra.Command, c *client, out *output, wait *waiting, e re
 	if err != nil || !wait.wait || e.DryRun {
 		return err
 	}
-	return wait.until(cmd.Context(), "every cell is "+string(want), func(ctx context.Context) (bool, error) {
+	return wait.until(cmd, "every cell is "+string(want), func(ctx context.Context) (string, bool, error) {
 		list, err := get[[]regionctl.CellStatus](ctx, c, "/v1/cells")
 		if err != nil {
-			return false, err
+			return "", false, err
 		}
 		return reached(list, e.Orders, want)
 	})
 }
 
-// reached says whether every ordered cell is in the state. An order that ended before it was done is an error.
-func reached(list []regionctl.CellStatus, orders []cells.Evacuation, want cells.State) (bool, error) {
+// reached says how the ordered cells stand, and whether every one is in the state. An order that ended before it was done is an error.
+func reached(list []regionctl.CellStatus, orders []cells.Evacuation, want cells.State) (stand string, all bool, err error) {
 	done := 0
+	var words []string
 	for _, c := range list {
 		if !slices.ContainsFunc(orders, func(o cells.Evacuation) bool { return o.Cell == c.ID }) {
 			continue
 		}
+		words = append(words, fmt.Sprintf("%s is %s, with %s of the world's clients", c.ID, c.State, percent(&c.Share)))
 		if c.State == want {
 			done++
 		}
 		if want == cells.Evacuated && (c.State == cells.Restoring || c.State == cells.Active) {
-			return false, &ExitError{Code: ExitFailed, Err: fmt.Errorf("the evacuation of %s was ended before it was done", c.ID)}
+			return "", false, &ExitError{Code: ExitFailed, Err: fmt.Errorf("the evacuation of %s was ended before it was done", c.ID)}
 		}
 	}
-	return done == len(orders), nil
+	return strings.Join(words, "; "), done == len(orders), nil
 }
 
 func evacuatedTable(t *tabwriter.Writer, e regionctl.Evacuated) {

@@ -64,8 +64,16 @@ func finishPublication(cmd *cobra.Command, c *client, out *output, wait *waiting
 	if err != nil || !wait.wait || p.DryRun {
 		return err
 	}
-	return wait.until(cmd.Context(), fmt.Sprintf("version %d is live", p.Version), func(ctx context.Context) (bool, error) {
-		return isLive(ctx, c, p.Version)
+	return wait.until(cmd, fmt.Sprintf("version %d is live", p.Version), func(ctx context.Context) (string, bool, error) {
+		live, err := isLive(ctx, c, p.Version)
+		if live || err != nil {
+			return "", live, err
+		}
+		r, err := get[regionctl.RolloutStatus](ctx, c, fmt.Sprintf("/v1/rollouts/%d", p.Version))
+		if err != nil { // it waits for the one before
+			return "", false, nil
+		}
+		return rolloutLine(r), false, nil
 	})
 }
 

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/url"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -16,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cellgate/cellgate/cells"
+	"github.com/cellgate/cellgate/cmd/internal/cli"
 	"github.com/cellgate/cellgate/regionctl"
 )
 
@@ -204,8 +207,8 @@ func dnsTable(t *tabwriter.Writer, d regionctl.DNSExplained) {
 		row(t, "CELL", dash(string(d.Cell)))
 		row(t, "ADDRESSES", strings.Join(d.Addresses, " "))
 		row(t, "TTL", d.TTL)
-		for id, n := range d.Shares {
-			row(t, "SHARE", fmt.Sprintf("%s %d/256", id, n))
+		for _, id := range slices.Sorted(maps.Keys(d.Shares)) {
+			row(t, "SHARE", fmt.Sprintf("%s %d/256", id, d.Shares[id]))
 		}
 	}
 	row(t, "PLAN", fmt.Sprintf("epoch %d, number %d", d.Plan.Epoch, d.Plan.Number))
@@ -249,7 +252,7 @@ func auditCommand(w *where) *cobra.Command {
 
 // group is a command that only holds others.
 func group(use, short string) *cobra.Command {
-	return &cobra.Command{Use: use, Short: short, Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+	return &cobra.Command{Use: use, Short: short, Args: cli.Subcommand, RunE: cli.Help}
 }
 
 // completeCells completes the ids of cells and regions.

@@ -73,7 +73,7 @@ func rolloutOrder(w *where, verb, short string) *cobra.Command {
 				return err
 			}
 			return out.print(cmd.OutOrStdout(), r, func(t *tabwriter.Writer) {
-				row(t, fmt.Sprintf("rollout of %d: %s, %s: %s", r.Version, r.State, cmp.Or(r.Ring, "no ring yet"), r.Why))
+				row(t, rolloutLine(r))
 			})
 		},
 	}
@@ -81,4 +81,8 @@ func rolloutOrder(w *where, verb, short string) *cobra.Command {
 	cmd.Flags().StringVar(&req.Reason, "reason", "", "why, for the audit")
 	cmd.Flags().BoolVar(&req.DryRun, "dry-run", false, "say what would be, change nothing")
 	return cmd
+}
+
+func rolloutLine(r regionctl.RolloutStatus) string {
+	return fmt.Sprintf("rollout of %d: %s, %s: %s", r.Version, r.State, cmp.Or(r.Ring, "no ring yet"), r.Why)
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cellgate/cellgate/cmd/internal/cli"
 	"github.com/cellgate/cellgate/regionctl"
 )
 
@@ -39,8 +40,9 @@ func Root() *cobra.Command {
 		Short:         "Publish configuration, steer cells, see the state of the world",
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		Args:          cobra.NoArgs,
-		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Example:       "  regionctl status\n  regionctl config validate gateway.yaml && regionctl config publish gateway.yaml --wait\n  regionctl evacuate eu-west/a --reason 'kernel upgrade' --wait",
+		Args:          cli.Subcommand,
+		RunE:          cli.Help,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
 	config := configCommand()
@@ -80,6 +82,6 @@ func Main(args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintln(stderr, f.Problems) // as they are: FILE:LINE: path: what
 		return code
 	}
-	fmt.Fprintf(stderr, "%s: %v\n", cmd.CommandPath(), err)
+	cli.Tell(stderr, cmd, err, code)
 	return code
 }

@@ -70,7 +70,7 @@ func sessionKeyCommand() *cobra.Command {
 				return err
 			}
 			if _, err := session.ParseKeys(raw); err != nil {
-				return usage(err)
+				return usage(fmt.Errorf("--id %q: %w", id, err))
 			}
 			return out.print(cmd.OutOrStdout(), next, func(t *tabwriter.Writer) { fmt.Fprintf(t, "%s\n", raw) })
 		},

@@ -165,7 +165,7 @@ func explained(args, headers []string) (regionctl.ExplainRequest, error) {
 		return req, usage(errors.New("give a URL, or a method and a URL"))
 	}
 	if u, err := url.Parse(req.URL); err != nil || u.Host == "" {
-		return req, usage(fmt.Errorf("%q is no absolute URL", req.URL))
+		return req, usage(fmt.Errorf("%q is no absolute URL, such as https://api.example.com/v1/orders/7", req.URL))
 	}
 	for _, h := range headers {
 		name, value, ok := strings.Cut(h, ":")

@@ -53,7 +53,7 @@ func (w *where) find() (place, error) {
 	if _, err := os.Stat(filepath.Join(defaultWorld, "world.json")); err == nil {
 		return fromWorld(defaultWorld)
 	}
-	return place{}, errors.New("no world to speak to: give --world DIR, set REGIONCTL_SERVER, REGIONCTL_TOKEN and REGIONCTL_CA, or write a context file")
+	return place{}, errors.New("no world to speak to: start one here with `cellgate up`, give --world DIR, set REGIONCTL_SERVER, REGIONCTL_TOKEN and REGIONCTL_CA, or write a context file")
 }
 
 func (p place) with(servers []string) (place, error) {
