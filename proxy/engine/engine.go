@@ -47,7 +47,7 @@ type Options struct {
 	TunnelIdle time.Duration
 	// TunnelAge is the age, give or take a fifth, at which a WebSocket client is asked to connect anew; 1 h.
 	TunnelAge time.Duration
-	// MaxConnections bounds client connections; a new one beyond it is closed at once. 0 is four fifths of the process's
+	// MaxConnections bounds client connections; a new one beyond it takes the place of an idle one, or is closed at once. 0 is four fifths of the process's
 	// descriptors: most clients are idle, and the pools of upstreams, which need the rest, have bounds of their own.
 	MaxConnections int64
 }
@@ -109,7 +109,9 @@ type Engine struct {
 	opts   Options
 	h2     h2Front
 
-	refusing atomic.Bool
+	full         atomic.Bool  // connections are at their bound, or were lately
+	failures     atomic.Int64 // of accepting, since saidFailures
+	saidFailures atomic.Int64 // unix nanoseconds
 
 	wg     sync.WaitGroup
 	mu     sync.Mutex
@@ -302,13 +304,14 @@ func (t *tcpListener) accept() error {
 			return nil
 		}
 		if err != nil {
-			e.opts.Log.Warn("accept", "error", err)
+			e.Unaccepted(err)
+			e.Evict() // there may be no free descriptor
 			time.Sleep(delay)
 			delay = min(2*delay, time.Second)
 			continue
 		}
 		delay = 5 * time.Millisecond
-		if e.atBound() {
+		if !e.Room(e.Evict) {
 			_ = nc.Close()
 			continue
 		}
@@ -319,15 +322,6 @@ func (t *tcpListener) accept() error {
 			}
 		})
 	}
-}
-
-// atBound says whether a new connection is one too many. It logs the change, not every connection.
-func (e *Engine) atBound() bool {
-	over := e.server.Connections.Load() >= e.opts.MaxConnections
-	if e.refusing.Swap(over) != over {
-		e.opts.Log.Warn("connections at their bound", "refusing", over, "bound", e.opts.MaxConnections)
-	}
-	return over
 }
 
 // run serves one connection, within the engine's books.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -22,7 +21,7 @@ import (
 	"github.com/cellgate/cellgate/reason"
 )
 
-// conn is one client connection that speaks HTTP/1, or has not said yet what it speaks. All fields but busy and the
+// conn is one client connection that speaks HTTP/1, or has not said yet what it speaks. All fields but waits and the
 // deadlines that hurry sets belong to the connection's goroutine.
 type conn struct {
 	e       *Engine
@@ -42,7 +41,7 @@ type conn struct {
 	shown   *auth.Shown  // by a client over TLS
 	via     string       // the proxy at the other end, from its certificate; empty for a client
 	old     atomic.Int64 // unix nanoseconds from which the client is asked to leave
-	busy    atomic.Bool
+	waits   atomic.Int64 // unix nanoseconds since when it waits for a request of HTTP/1; 0 = it doesn't
 
 	flying          bool      // an exchange counts as under way
 	last            time.Time // when the connection began to wait
@@ -147,6 +146,7 @@ func (c *conn) serve() {
 		c.e.h2.serve(c, nil)
 		return
 	}
+	c.waits.Store(c.last.UnixNano())
 	for {
 		n, err := c.readHead()
 		if err == errPreface {
@@ -161,7 +161,7 @@ func (c *conn) serve() {
 		if !c.exchange(drive) {
 			return
 		}
-		c.busy.Store(false)
+		c.waits.Store(c.last.UnixNano())
 		c.compact()
 	}
 }
@@ -225,7 +225,7 @@ func (c *conn) turnOver() error {
 
 // begin marks the arrival of a head's first byte.
 func (c *conn) begin(now time.Time) {
-	c.busy.Store(true)
+	c.waits.Store(0)
 	c.x.Start = now
 	c.armHead(now)
 }
@@ -287,7 +287,7 @@ func (c *conn) ageBy(t time.Time) {
 // hurry gives an idle connection until by. It is called from another goroutine: a connection that becomes busy in the
 // same moment gets its own deadline again with its next read.
 func (c *conn) hurry(by time.Time) {
-	if !c.busy.Load() {
+	if c.waits.Load() != 0 {
 		_ = c.nc.SetReadDeadline(by)
 	}
 }
@@ -417,6 +417,19 @@ func (c *conn) linger() {
 	if cw, ok := c.nc.(interface{ CloseWrite() error }); ok {
 		_ = cw.CloseWrite()
 	}
-	_ = c.nc.SetReadDeadline(time.Now().Add(relay.LingerTime))
-	_, _ = io.CopyN(io.Discard, c.nc, relay.LingerBytes)
+	room := pieces.Get().(*[]byte)
+	defer pieces.Put(room)
+	now := time.Now()
+	end := now.Add(relay.LingerTime)
+	for left := relay.LingerBytes; left > 0 && now.Before(end); now = time.Now() {
+		by := now.Add(relay.LingerQuiet)
+		if end.Before(by) {
+			by = end
+		}
+		_ = c.nc.SetReadDeadline(by)
+		n, err := c.nc.Read(*room)
+		if left -= n; err != nil {
+			return
+		}
+	}
 }

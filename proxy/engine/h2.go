@@ -32,7 +32,7 @@ func (h *h2Front) goAway() {
 
 // serve takes a connection over to its end; prefix is what has been read of it.
 func (h *h2Front) serve(c *conn, prefix []byte) {
-	c.busy.Store(true)
+	c.waits.Store(0)
 	q := &h2conn{c: c, readBy: c.readBy}
 	h.mu.Lock()
 	h.conns[q] = struct{}{}

@@ -86,7 +86,7 @@ type pendingKey struct{}
 
 // begin counts a connection from its first packet on.
 func (h *h3Listener) begin(ctx context.Context, _ *quic.ClientInfo) (context.Context, error) {
-	if h.pending.Load() >= h3Handshakes || h.e.atBound() {
+	if h.pending.Load() >= h3Handshakes || !h.e.Room(h.e.Evict) {
 		return nil, errBound
 	}
 	h.e.server.Connections.Add(1)
@@ -253,6 +253,15 @@ func (c *h3Conn) leave() {
 		c.look()
 	}
 }
+
+// idle says since when the connection has no exchange, if it has none.
+func (c *h3Conn) idle() (since time.Time, is bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.last, c.active == 0
+}
+
+func (c *h3Conn) isOld(now time.Time) bool { return now.UnixNano() >= c.old.Load() }
 
 func (c *h3Conn) look() {
 	select {

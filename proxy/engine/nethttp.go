@@ -119,7 +119,7 @@ func remote(nc net.Conn) netip.Addr {
 func (n *NetHTTP) count(nc net.Conn, to http.ConnState) {
 	switch to {
 	case http.StateNew:
-		if n.atBound() {
+		if !n.Room(func() bool { return false }) { // which ones are idle net/http alone knows
 			_ = nc.Close()
 		}
 		n.server.Connections.Add(1)
@@ -178,7 +178,7 @@ func (n *NetHTTP) handle(w http.ResponseWriter, r *http.Request) {
 		x.Closing = x.Request.Close || st.old || r.ProtoMajor == 1 && x.Request.Chunked
 		drive(x, st)
 		if r.ProtoMajor == 1 {
-			_ = st.ctl.SetReadDeadline(time.Now().Add(relay.LingerTime)) // for what net/http reads behind the answer
+			_ = st.ctl.SetReadDeadline(time.Now().Add(relay.LingerQuiet)) // for what net/http reads behind the answer
 		}
 	}
 	st.settle()

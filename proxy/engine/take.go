@@ -13,6 +13,8 @@ type Handed struct {
 	net.Conn
 	// Read is what has been read of it and not been served. It belongs to this engine from now on.
 	Read []byte
+	// Unsent is what goes out ahead of everything else, as it is, below TLS.
+	Unsent []byte
 	// Old is when the client is asked to leave.
 	Old time.Time
 	// AltSvc is its listener's.
@@ -52,11 +54,15 @@ func (c *conn) goOn(h Handed) {
 	c.buf, c.w = &room, len(h.Read)
 	c.e.server.Release(c.x)
 	c.x, c.r = h.Exchange, h.Head
-	c.busy.Store(true)
+	if len(h.Unsent) > 0 {
+		c.armWrite(c.x.Deadline)
+		if _, err := rawConn(c.nc).Write(h.Unsent); err != nil {
+			return
+		}
+	}
 	if !c.exchange(forward) {
 		return
 	}
-	c.busy.Store(false)
 	c.compact()
 	c.serve()
 }

@@ -44,6 +44,36 @@ func TestEarlyAnswerIsDeliveredAndTheConnectionClosed(t *testing.T) {
 	})
 }
 
+// G23 for those who look for their answer only when they have sent all, however large it is.
+func TestEarlyAnswerReachesWhoReadsLast(t *testing.T) {
+	t.Parallel()
+	eachSecure(t, func(t *testing.T, start starter) {
+		up := scripted(t, func(_ int, c *raw) {
+			_, _ = c.r.Peek(1)
+			c.send("HTTP/1.1 413 Content Too Large\r\nContent-Length: 3\r\nConnection: close\r\n\r\nbig")
+		})
+		w := start(t, up, setup{})
+		const size = 8 << 20
+		for name, head := range map[string]string{
+			"by the upstream":     "POST / HTTP/1.1\r\nHost: a.example\r\nContent-Length: %d\r\n\r\n",
+			"by the gateway":      "POST / HTTP/1.1\r\nHost: nobody.example\r\nContent-Length: %d\r\n\r\n",
+			"because of its size": "POST / HTTP/1.1\r\nHost: a.example\r\nContent-Length: 1%d\r\n\r\n",
+		} {
+			t.Run(name, func(t *testing.T) {
+				c := w.dial().send(fmt.Sprintf(head, size))
+				for range size >> 16 {
+					if _, err := c.Write(make([]byte, 1<<16)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if res, _, err := c.answer("POST"); err != nil || res.StatusCode < 400 || !res.Close {
+					t.Fatal(res, err)
+				}
+			})
+		}
+	})
+}
+
 // G27.
 func TestUpstreamThatDiesMidBodyIsSeenAsTruncation(t *testing.T) {
 	t.Parallel()

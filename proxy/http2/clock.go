@@ -97,6 +97,11 @@ func (c *conn) sayLast() {
 	}
 }
 
+// Idle says since when there is no stream, if there is none and more may come.
+func (c *conn) Idle() (since time.Time, is bool) {
+	return c.clock.idle, c.streams.n == 0 && !c.failed && !c.leaving.said
+}
+
 // Due is when Tick is to be called if nothing comes before.
 func (c *conn) Due() time.Time {
 	due := c.clock.read.Add(c.times.Ping)

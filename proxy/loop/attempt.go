@@ -99,6 +99,9 @@ func (f *flight) resolved(at netip.AddrPort, err error) {
 		return
 	}
 	fd, done, err := dial(at)
+	if exhausted(err) && f.l.makeRoom() {
+		fd, done, err = dial(at)
+	}
 	if err != nil {
 		f.failed(relay.Unconnected(err))
 		return

@@ -3,6 +3,7 @@
 package loop
 
 import (
+	"bytes"
 	"errors"
 	"net"
 	"net/netip"
@@ -50,6 +51,7 @@ type client struct {
 	asked   bool          // during this exchange, by something that was sent
 	seen    int64         // of the answer's body, when it was last looked at
 	spare   int           // bytes that a lingering connection may still send
+	until   time.Time     // and how long
 }
 
 type state uint8
@@ -95,7 +97,7 @@ func (c *client) leave(old, idle time.Time) {
 func (c *client) readable() {
 	switch c.state {
 	case shaking:
-		c.secure.shake()
+		c.shakeSoon()
 	case waiting, heading:
 		c.readHead()
 	case busy:
@@ -110,6 +112,8 @@ func (c *client) readable() {
 // goOn is another turn.
 func (c *client) goOn() {
 	switch {
+	case c.state == shaking:
+		c.secure.shake()
 	case c.state == busy:
 		c.flight.goOn()
 	case c.state == framed:
@@ -280,11 +284,11 @@ func (c *client) wrote(n int, e syscall.Errno) bool {
 // linger lets the client read its answer before the connection is closed.
 func (c *client) linger() {
 	c.rest()
-	c.state, c.spare = lingering, relay.LingerBytes
+	c.state, c.spare, c.until = lingering, relay.LingerBytes, c.l.now.Add(relay.LingerTime)
 	if c.secure != nil {
 		c.secure.farewell()
 	}
-	c.l.wheel.set(&c.timer, c.l.now.Add(relay.LingerTime))
+	c.stay()
 	if len(c.out) == 0 { // else once that is sent
 		c.hangUp()
 	}
@@ -298,13 +302,29 @@ func (c *client) hangUp() {
 	}
 }
 
-// discard reads what a client sends that has its last answer.
+// stay bounds the silence of a lingering connection, from now on, and its time.
+func (c *client) stay() {
+	by := c.l.now.Add(relay.LingerQuiet)
+	if c.until.Before(by) {
+		by = c.until
+	}
+	c.l.wheel.set(&c.timer, by)
+}
+
+// discard passes over what a client sends that has its last answer.
 func (c *client) discard() {
-	for c.canRead {
-		n, more := c.read(c.l.in)
-		if c.spare -= n; !more || c.spare <= 0 {
+	for n := 0; c.canRead; n++ {
+		if n == turns {
+			c.later()
+			return
+		}
+		got, more := c.read(c.l.in)
+		if c.spare -= got; !more || c.spare <= 0 {
 			c.drop()
 			return
+		}
+		if got > 0 {
+			c.stay()
 		}
 	}
 }
@@ -370,7 +390,7 @@ func (c *client) depart() {
 		n, e := l.write(c.fd, c.out)
 		l.wrote(&c.socket, n, e)
 	}
-	h := engine.Handed{Read: c.in[:c.w], Old: time.Unix(0, c.old), Exchange: f.x, Head: c.r}
+	h := engine.Handed{Read: c.in[:c.w], Unsent: bytes.Clone(c.out[c.sent:]), Old: time.Unix(0, c.old), Exchange: f.x, Head: c.r}
 	if ahead := c.ahead.b; c.secure != nil {
 		c.secure.staged = append(c.secure.staged[:len(c.secure.staged):len(c.secure.staged)], ahead...)
 	} else {
@@ -379,6 +399,9 @@ func (c *client) depart() {
 	_ = unix.EpollCtl(int(l.ep), unix.EPOLL_CTL_DEL, int(c.fd), nil)
 	file := os.NewFile(uintptr(c.fd), "")
 	nc, err := net.FileConn(file) // a descriptor of its own
+	if exhausted(err) && l.makeRoom() {
+		nc, err = net.FileConn(file)
+	}
 	file.Close()
 	f.x, c.flight, c.in, c.r, c.w = nil, nil, nil, 0, 0
 	f.breakOff(true)

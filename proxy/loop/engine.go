@@ -10,7 +10,6 @@ import (
 	"net"
 	"runtime"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -41,9 +40,8 @@ type Engine struct {
 	pulses  []pulse
 	sockets []net.Listener // that the loops take connections from
 
-	refusing atomic.Bool
-	over     chan struct{}  // closed at the end
-	helpers  sync.WaitGroup // goroutines that wait for something on a loop's behalf
+	over    chan struct{}  // closed at the end
+	helpers sync.WaitGroup // goroutines that wait for something on a loop's behalf
 }
 
 // New makes an engine for a server.
@@ -198,15 +196,6 @@ func prepare(fd int) error {
 		}
 	}
 	return nil
-}
-
-// full says whether connections are at their bound. It logs the change, not every connection.
-func (e *Engine) full() bool {
-	over := e.server.Connections.Load() >= e.opts.MaxConnections
-	if over != e.refusing.Load() && e.refusing.Swap(over) != over {
-		e.opts.Log.Warn("connections at their bound", "refusing", over, "bound", e.opts.MaxConnections)
-	}
-	return over
 }
 
 // watch tells the loops of changes until ctx ends.

@@ -48,6 +48,7 @@ type loop struct {
 	resume    timer    // of accepting, after a failure
 	delay     time.Duration
 	again     []ref // clients that have more to do than was their turn
+	shaking   []ref // clients whose handshake can go on, first come first served
 	lanes     map[*upstream.Pool]*lane
 	last      *lane // the one used last
 	released  []*conn
@@ -55,6 +56,7 @@ type loop struct {
 	sending   []sender // what goes upstream after the next wait
 	spare     []sender
 	sweeping  timer
+	hand      int     // the slot at which the next client is sought that has to go
 	current   uint32  // the slot being served, for what a panic must close
 	serving   *flight // of it, while nothing else of its client is touched
 	ending    bool    // no listener any more: ends with the last client
@@ -191,7 +193,7 @@ func (l *loop) run() {
 	runtime.LockOSThread() // no UnlockOSThread: the thread ends with the loop
 	for !l.ending || l.clients > 0 {
 		n := 0
-		if len(l.again)+len(l.judging)+len(l.sending)+len(l.due) > 0 || l.awaited() {
+		if len(l.again)+len(l.shaking)+len(l.judging)+len(l.sending)+len(l.due) > 0 || l.awaited() {
 			n = l.poll(0)
 		} else {
 			n = l.sleep(l.wheel.wait(l.now))
@@ -238,6 +240,8 @@ func (l *loop) turn(n int) {
 	}
 	l.dueNext = due
 	l.sendPosted()
+	l.posting = false
+	l.shakeNext()
 }
 
 // serve serves some events, at most inBundle.
@@ -464,7 +468,10 @@ func (l *loop) accept(at uint32) bool {
 			return false
 		case unix.ECONNABORTED, unix.EINTR, unix.EPROTO:
 		default: // no descriptors, or no memory: it passes
-			l.e.opts.Log.Warn("accept", "error", err)
+			if exhausted(err) && l.makeRoom() {
+				continue
+			}
+			l.e.rest.Unaccepted(err)
 			l.delay = min(max(2*l.delay, 5*time.Millisecond), time.Second)
 			l.accepting(0)
 			l.wheel.set(&l.resume, l.now.Add(l.delay))
@@ -496,7 +503,7 @@ func (l *loop) listen(on *listener) error {
 
 // client begins to serve a connection, within the bound.
 func (l *loop) client(fd int32, peer netip.Addr, from *listener) {
-	if l.e.full() {
+	if !l.e.rest.Room(l.evict) {
 		unix.Close(int(fd))
 		return
 	}

@@ -284,3 +284,32 @@ func TestAClientIsGoneBeforeItsHandshakeGoesOut(t *testing.T) {
 	h.turn(n)
 	h.until("the connection to be closed", func() bool { return h.server.Connections.Load() == 1 })
 }
+
+// only is the one client that there is.
+func (h *byHand) only() (c *client) {
+	for i := range h.slots {
+		if s := &h.slots[i]; s.client != nil {
+			c = s.client
+		}
+	}
+	return c
+}
+
+// What a client has not been sent yet goes with its connection to the other engine, ahead of everything else.
+func TestWhatWasNotSentGoesWithAConnectionThatIsHandedOver(t *testing.T) {
+	up, next := talker(t)
+	h := held(t, up, nil)
+	b := h.dial()
+	h.until("the client", func() bool { return h.clients == 1 })
+	c := h.only()
+	c.out = append(h.buffers.out(8), "waits: "...) // as if there were no room
+	b.say("GET / HTTP/1.1\r\nHost: a.example\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n")
+	h.until("the handover", func() bool { return h.clients == 0 })
+	for range 2 { // attempts
+		next().Close()
+	}
+	if got, _ := io.ReadAll(b); !strings.HasPrefix(string(got), "waits: HTTP/1.1 503 ") {
+		t.Fatalf("%q", got)
+	}
+	h.until("its end", func() bool { return h.server.Connections.Load() == 0 })
+}

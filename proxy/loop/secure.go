@@ -65,9 +65,46 @@ func (c *client) shakeHands(from *listener) {
 	c.l.wheel.set(&c.timer, c.l.now.Add(c.l.e.opts.HeaderTime))
 }
 
+// mostShaking is how many handshakes may wait for their turn: about half a second's work. Those that come then are ended before
+// they have cost anything; who waits for longer than that for a handshake tries anew, and has cost it in vain.
+const mostShaking = 2048
+
+// shakeSoon puts the client in line for its handshake to go on.
+func (c *client) shakeSoon() {
+	l := c.l
+	switch {
+	case c.queued:
+	case len(l.shaking) >= mostShaking:
+		l.e.server.Unshaken.Add(1)
+		c.drop()
+	default:
+		c.queued = true
+		l.shaking = append(l.shaking, ref{c.slot, l.slots[c.slot].gen})
+	}
+}
+
+// shakeNext goes on with one handshake a turn, when all else is done: one costs as much as dozens of requests, and who is connected
+// must not wait for a crowd that connects (F2).
+func (l *loop) shakeNext() {
+	for len(l.shaking) > 0 {
+		r := l.shaking[0]
+		if l.shaking = l.shaking[1:]; len(l.shaking) == 0 {
+			l.shaking = nil
+		}
+		if s := &l.slots[r.slot]; s.gen == r.gen && s.client != nil {
+			l.guarded(func() { l.goOn(r) })
+			return
+		}
+	}
+}
+
 // shake goes on with the handshake.
 func (s *secure) shake() {
 	c := s.c
+	if c.broken { // nobody is left to prove anything to
+		c.drop()
+		return
+	}
 	_, more := s.resume()
 	s.flush()
 	if more {

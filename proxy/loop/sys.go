@@ -111,6 +111,13 @@ func (l *loop) gone(fd int32) bool {
 	return e == 0 && n == 0 || e != 0 && e != syscall.EAGAIN && e != syscall.EINTR
 }
 
+// hasData looks whether the peer has sent something, or has ended the connection.
+func (l *loop) hasData(fd int32) bool {
+	var b [1]byte
+	_, _, e := syscall.RawSyscall6(syscall.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), 1, syscall.MSG_PEEK|syscall.MSG_DONTWAIT, 0, 0)
+	return e != syscall.EAGAIN
+}
+
 const (
 	readEvents = unix.EPOLLIN | unix.EPOLLRDHUP | unix.EPOLLET&0xffffffff
 	allEvents  = readEvents | unix.EPOLLOUT

@@ -41,6 +41,9 @@ func (w *wheel) set(t *timer, due time.Time) {
 	w.put(t)
 }
 
+// at is when t is due.
+func (w *wheel) at(t *timer) time.Time { return w.base.Add(time.Duration(t.due) * wheelTick) }
+
 func (w *wheel) put(t *timer) {
 	t.at = min(t.due, w.now+wheelSlots-1)
 	i := t.at % wheelSlots

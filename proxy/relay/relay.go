@@ -31,9 +31,12 @@ const (
 	DrainAccept = 100 * time.Millisecond
 
 	// Lingering close (RFC 9112, section 9.6): a close while unread bytes wait, or come, would reset the connection and take
-	// the answer with it. A client that was told to close is gone long before the time is up.
-	LingerTime  = time.Second
-	LingerBytes = 512 << 10
+	// the answer with it. Many clients look for their answer only when they have sent all: what comes is passed over as long as
+	// it comes, and as much as the largest body in the smallest chunks that make sense. A client that was told to close, and
+	// sends nothing, is gone long before the silence is over.
+	LingerQuiet = time.Second
+	LingerTime  = 10 * time.Second
+	LingerBytes = proxy.MaxBody + proxy.MaxBody/4
 
 	bodyGrace   = 10 * time.Second       // ahead of any rate
 	bodyRate    = 1 << 10                // bytes per second that a request body must reach after the grace

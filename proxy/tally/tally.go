@@ -16,7 +16,10 @@ import (
 // Tally is one node's. The zero value has counted nothing.
 type Tally struct {
 	Connections atomic.Int64
-	InFlight    atomic.Int64 // exchanges, tunnels too
+	NoRoom      atomic.Uint64 // connections for which there was no room
+	Evicted     atomic.Uint64 // and idle ones that made room
+	Unshaken    atomic.Uint64 // TLS handshakes that were ended because too many were ahead of them
+	InFlight    atomic.Int64  // exchanges, tunnels too
 	Tunnels     atomic.Int64
 	Requests    atomic.Uint64               // finished exchanges
 	Faults      [http2.Codes]atomic.Uint64  // HTTP/2 connections that were ended for what the client did, by error code
@@ -30,6 +33,7 @@ func (t *Tally) Spare(c shed.Class) { t.spared[c].Add(1) }
 // Numbers are a tally at one moment.
 type Numbers struct {
 	Connections, InFlight, Tunnels int64
+	NoRoom, Evicted, Unshaken      uint64
 	Requests                       uint64
 	Faults                         [http2.Codes]uint64
 	Faults3                        [http3.Codes]uint64
@@ -38,7 +42,7 @@ type Numbers struct {
 
 // Now reads the numbers, one after the other.
 func (t *Tally) Now() Numbers {
-	n := Numbers{Connections: t.Connections.Load(), InFlight: t.InFlight.Load(), Tunnels: t.Tunnels.Load(), Requests: t.Requests.Load()}
+	n := Numbers{Connections: t.Connections.Load(), InFlight: t.InFlight.Load(), Tunnels: t.Tunnels.Load(), NoRoom: t.NoRoom.Load(), Evicted: t.Evicted.Load(), Unshaken: t.Unshaken.Load(), Requests: t.Requests.Load()}
 	for i := range n.Faults {
 		n.Faults[i] = t.Faults[i].Load()
 	}

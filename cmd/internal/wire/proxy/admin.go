@@ -144,6 +144,8 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	c.collectLookups(ch)
 	gauge(desc("connections", "Open client connections."), float64(st.Connections))
+	count(desc("connections_refused_total", "Client connections that were closed at once, because there were as many as there may be."), st.NoRoom)
+	count(desc("connections_evicted_total", "Idle client connections that were closed to make room for others."), st.Evicted)
 	gauge(desc("loop_lag_seconds", "The longest that what was ready waited since this was last read: for its event loop, or, of engines without loops, of 99 in 100 goroutines for a core."), c.lag().Seconds())
 	if c.cert != nil {
 		c.collectHandshakes(ch)
@@ -199,6 +201,7 @@ func fewServices(all []ask.Stats) []ask.Stats {
 func (c collector) collectHandshakes(ch chan<- prometheus.Metric) {
 	begun, done := c.cert.Handshakes()
 	ch <- prometheus.MustNewConstMetric(desc("tls_handshakes_started_total", "TLS handshakes that clients began; those that neither ended well nor are under way have failed."), prometheus.CounterValue, float64(begun))
+	ch <- prometheus.MustNewConstMetric(desc("tls_handshakes_refused_total", "TLS handshakes that were ended before they had cost anything, because too many were ahead of them."), prometheus.CounterValue, float64(c.server.Unshaken.Load()))
 	kinds := desc("tls_handshakes_total", "TLS handshakes that ended well.", "version", "resumed")
 	for _, k := range done {
 		ch <- prometheus.MustNewConstMetric(kinds, prometheus.CounterValue, float64(k.Count), k.Version, strconv.FormatBool(k.Resumed))
