@@ -47,6 +47,9 @@ func TestDrillsSayWhyTheyDoNotRun(t *testing.T) {
 	if res := w.regionctl(t, "drill", "run", "cell"); res.Code != 3 || !strings.Contains(res.Stderr, name+" is down") || !strings.Contains(res.Stderr, "--force") {
 		t.Errorf("exit %d: %s", res.Code, res.Stderr)
 	}
+	if res := w.regionctl(t, "drill", "run", "cell", "--dry-run", "--force", "-o", "json"); res.Code != 0 || !strings.Contains(res.Stdout, `"not_in_order": [`) || !strings.Contains(res.Stdout, name+" is down") {
+		t.Errorf("exit %d: %s%s", res.Code, res.Stdout, res.Stderr)
+	}
 	env := []string{"REGIONCTL_SERVER=" + w.Admin, "REGIONCTL_TOKEN=" + w.Tokens.Admin, "REGIONCTL_CA=" + w.CA}
 	if res := harness.RunWith(t, env, "regionctl", "drill", "run", "cell"); res.Code != 1 || !strings.Contains(res.Stderr, "supervisor") {
 		t.Errorf("exit %d: %s", res.Code, res.Stderr)

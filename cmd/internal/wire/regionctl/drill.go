@@ -6,6 +6,7 @@ import (
 	"math"
 	"os/signal"
 	"slices"
+	"strings"
 	"syscall"
 	"text/tabwriter"
 
@@ -53,7 +54,7 @@ not in order (something is down, evacuated or being rolled out), so a drill woul
 				return err
 			}
 			if dry {
-				return dryDrill(cmd, world, d, o)
+				return dryDrill(cmd, &out, world, d, o)
 			}
 			return runDrill(cmd, &out, world, d, o)
 		},
@@ -74,16 +75,34 @@ func drillNames() []string {
 	return names
 }
 
-func dryDrill(cmd *cobra.Command, world *drillWorld, d drill.Drill, o drill.Options) error {
+// planned is what --dry-run prints as json or yaml.
+type planned struct {
+	Name   string   `json:"drill"`
+	Short  string   `json:"what_fails"`
+	Proves string   `json:"passes_when"`
+	Target string   `json:"target,omitempty"`
+	Rate   float64  `json:"rate"`
+	Amiss  []string `json:"not_in_order"` // only with --force more than nothing
+}
+
+func dryDrill(cmd *cobra.Command, out *output, world *drillWorld, d drill.Drill, o drill.Options) error {
 	if err := d.Aim(world.Layout(), o.Target); err != nil {
 		return err
 	}
-	fmt.Fprintf(cmd.OutOrStdout(), "%s: %s, under %.0f requests per second.\nIt passes when %s.\n", d.Name, d.Short, o.Rate, d.Proves)
-	if why := drill.Check(cmd.Context(), world); len(why) > 0 && !o.Force {
-		return &ExitError{Code: ExitRefused, Err: &drill.Refused{Why: why}}
+	amiss := drill.Check(cmd.Context(), world)
+	if len(amiss) > 0 && !o.Force {
+		return &ExitError{Code: ExitRefused, Err: &drill.Refused{Why: amiss}}
 	}
-	fmt.Fprintln(cmd.OutOrStdout(), "The world is in order.")
-	return nil
+	p := planned{d.Name, d.Short, d.Proves, o.Target, o.Rate, append([]string{}, amiss...)}
+	return out.print(cmd.OutOrStdout(), p, func(t *tabwriter.Writer) {
+		row(t, fmt.Sprintf("%s: %s, under %.0f requests per second.", p.Name, p.Short, p.Rate))
+		row(t, fmt.Sprintf("It passes when %s.", p.Proves))
+		if len(amiss) == 0 {
+			row(t, "The world is in order.")
+			return
+		}
+		row(t, "The world is not in order: "+strings.Join(amiss, "; "))
+	})
 }
 
 func runDrill(cmd *cobra.Command, out *output, world *drillWorld, d drill.Drill, o drill.Options) error {
