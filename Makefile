@@ -81,6 +81,7 @@ e2e-long: build
 	$(GO) test -tags long ./globalrouter/steer
 	$(GO) test -tags long -run PlanOf200 ./regionctl
 	$(GO) test -tags long ./quota
+	$(GO) test -tags long -run WrongPlace ./proxy/program
 	$(E2E) -timeout 10m -tags long -run 'Losses|Operators|TailOf|ALimit|ADailyQuota' ./test/e2e
 
 # 15,000 idle connections to one proxy, about four minutes; needs 20,000 descriptors for each of two processes.

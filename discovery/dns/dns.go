@@ -31,7 +31,7 @@ const (
 	leastTTL     = time.Second
 	mostTTL      = 5 * time.Minute
 	timeout      = 2 * time.Second // of one server
-	mostRetry    = 30 * time.Second
+	mostRetry    = 10 * time.Second
 	// hold is how long "there is none" has to be the answer before it is believed.
 	hold = 30 * time.Second
 	// mostSilent questions of one type in a row that no server answers are asked in one look; the others of it would wait as long.
@@ -89,7 +89,7 @@ func (r *Resolver) Follow(ctx context.Context, name string, found func([]snapsho
 		}
 		now, none := time.Now(), err == nil && len(all) == 0
 		if none && noneSince.IsZero() {
-			noneSince = now
+			noneSince, wait = now, r.opts.floor
 		} else if !none {
 			noneSince = time.Time{}
 		}

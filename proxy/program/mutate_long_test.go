@@ -1,0 +1,7 @@
+//go:build long
+
+package program_test
+
+import "testing"
+
+func TestEveryWrongPlaceIsNamedOrCompiles(t *testing.T) { wrongPlaces(t, 1) }
