@@ -106,11 +106,16 @@ func (l *loop) do(kind *uint64) []int32 {
 	return l.ring.Do()
 }
 
-// keepAhead saves what was received ahead and not read: its memory is used again.
+// keepAhead saves what was received ahead and not read: its memory is used again. By the time that it is read more may have come,
+// of which the kernel has told, once, already.
 func (l *loop) keepAhead() {
 	for i, k := range l.asked {
-		if l.asked[i] = nil; len(k.ahead.b) > 0 {
-			k.ahead.b = bytes.Clone(k.ahead.b)
+		l.asked[i] = nil
+		switch a := &k.ahead; {
+		case len(a.b) > 0:
+			a.b, a.full = bytes.Clone(a.b), true
+		case a.e == syscall.EAGAIN:
+			*a = ahead{}
 		}
 	}
 	l.asked = l.asked[:0]

@@ -115,22 +115,30 @@ func sentOnce(t *testing.T, noRing bool) {
 
 // What was received ahead of its turn and is not read then is not lost, nor what follows it.
 func TestWhatIsReceivedAheadIsKept(t *testing.T) {
-	l, all, peers := still(t, false, 3)
+	l, all, peers := still(t, false, 4)
 	l.posting = l.ring != nil
 	long := bytes.Repeat([]byte("0123456789"), 1000) // more than is received ahead
-	for i, text := range [][]byte{long, []byte("short")} {
-		if _, err := unix.Write(peers[i], text); err != nil {
+	room := make([]byte, 1500)
+	say := func(i int, text string) {
+		t.Helper()
+		if _, err := unix.Write(peers[i], []byte(text)); err != nil {
 			t.Fatal(err)
 		}
 	}
+	say(0, string(long))
+	say(1, "short")
+	say(3, "read already")
 	if err := unix.Shutdown(peers[2], unix.SHUT_WR); err != nil {
 		t.Fatal(err)
 	}
-	l.receiveAhead(l.events[:l.poll(0)])
+	n := l.poll(0)
+	l.read(all[3].fd, room)
+	l.receiveAhead(l.events[:n])
 	l.keepAhead()
 	clear(l.room) // it is used again
-	var got [3][]byte
-	room := make([]byte, 1500)
+	say(1, " and more")
+	say(3, "later")
+	var got [4][]byte
 	for i, c := range all {
 		for more := true; more; {
 			var n int
@@ -140,10 +148,10 @@ func TestWhatIsReceivedAheadIsKept(t *testing.T) {
 			got[i] = append(got[i], room[:n]...)
 		}
 	}
-	if !bytes.Equal(got[0], long) || string(got[1]) != "short" || len(got[2]) > 0 {
-		t.Fatalf("%d of %d bytes, %q, %q", len(got[0]), len(long), got[1], got[2])
+	if !bytes.Equal(got[0], long) || string(got[1]) != "short and more" || len(got[2]) > 0 || string(got[3]) != "later" {
+		t.Fatalf("%d of %d bytes, %q, %q, %q", len(got[0]), len(long), got[1], got[2], got[3])
 	}
-	if l.ring != nil && (l.calls.received != 3 || l.calls.bundles != 1) {
+	if l.ring != nil && (l.calls.received != 4 || l.calls.bundles != 1) {
 		t.Errorf("%+v", l.calls)
 	}
 }
