@@ -14,11 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cellgate/cellgate/proxy"
-	"github.com/cellgate/cellgate/proxy/callers"
 	"github.com/cellgate/cellgate/proxy/engine"
-	"github.com/cellgate/cellgate/proxy/upstream"
-	"github.com/cellgate/cellgate/snapshot"
 )
 
 // What is posted goes out at the turn's end, and what comes of it shows then. These tests make a loop's turns themselves, so that
@@ -33,17 +29,8 @@ type byHand struct {
 
 func held(t *testing.T, up string, secure *tls.Config) *byHand {
 	t.Helper()
-	h := &byHand{world: &world{t: t}}
-	h.server = proxy.New(proxy.Options{Auth: nobody{}, Limits: callers.NewLimiter(time.Now()), Upstream: upstream.Options{Allow: snapshot.Loopback()}})
-	if err := h.server.Apply(compile(t, 1, up, "max_connections: 9")); err != nil {
-		t.Fatal(err)
-	}
-	from := listen(t)
-	h.addr = from.Addr().String()
-	h.engine = New(h.server, Options{Loops: 1, Options: engine.Options{Log: slog.New(slog.NewTextHandler(&h.log, nil))}})
-	if err := h.engine.open([]engine.Listener{{Listener: from, TLS: secure}}); err != nil {
-		t.Fatal(err)
-	}
+	h := &byHand{}
+	h.world = opened(t, up, "max_connections: 9", secure, Options{Loops: 1, Options: engine.Options{Log: slog.New(slog.NewTextHandler(&h.log, nil))}})
 	h.loop = h.engine.loops[0]
 	if h.ring == nil {
 		t.Log("this machine gives no ring (io_uring), so nothing is posted here")

@@ -4,6 +4,7 @@ package loop
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"net"
 	"os"
@@ -74,25 +75,32 @@ type world struct {
 	stop   func()
 }
 
-func start(t testing.TB, up, pool string, o Options) *world {
+// opened has its sockets and loops, which don't run yet; tests may look at them.
+func opened(t testing.TB, up, pool string, secure *tls.Config, o Options) *world {
 	t.Helper()
 	w := &world{t: t}
 	w.server = proxy.New(proxy.Options{Auth: nobody{}, Limits: callers.NewLimiter(time.Now()), Upstream: upstream.Options{Allow: snapshot.Loopback()}})
 	if err := w.server.Apply(compile(t, 1, up, pool)); err != nil {
 		t.Fatal(err)
 	}
-	if o.HardStop == 0 {
-		o.HardStop = 3 * time.Second
-	}
 	l := listen(t)
 	w.addr = l.Addr().String()
 	w.engine = New(w.server, o)
+	if err := w.engine.open([]engine.Listener{{Listener: l, TLS: secure}}); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+func start(t testing.TB, up, pool string, o Options) *world {
+	t.Helper()
+	if o.HardStop == 0 {
+		o.HardStop = 3 * time.Second
+	}
+	w := opened(t, up, pool, nil, o)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 2)
 	go func() { ended <- w.server.Run(ctx) }()
-	if err := w.engine.open([]engine.Listener{{Listener: l}}); err != nil { // here, so that tests may look at the loops
-		t.Fatal(err)
-	}
 	go func() { ended <- w.engine.serve(ctx, nil) }()
 	w.stop = func() {
 		if cancel == nil {
