@@ -103,6 +103,9 @@ func Call(ctx context.Context, dir string, req Request) (Response, error) {
 	if err != nil && !Running(dir) { // it ended meanwhile
 		return res, notRunning(dir)
 	}
+	if err != nil && ctx.Err() != nil {
+		return res, fmt.Errorf("no longer waiting for the supervisor of %s; what was ordered stands: %w", dir, context.Cause(ctx))
+	}
 	if err != nil {
 		return res, fmt.Errorf("the supervisor of %s does not answer: %w", dir, err)
 	}
