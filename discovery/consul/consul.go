@@ -37,7 +37,7 @@ const (
 	wait      = time.Minute
 	patience  = 10 * time.Second // beyond wait, before the agent counts as lost
 	least     = time.Second      // from one question to the next, and after the first failure
-	mostRetry = 30               // times least, after many failures
+	mostRetry = 10               // times least, after many failures
 	// hold is how long "there is none" has to be the answer before it is believed.
 	hold = 30 * time.Second
 	// mostStale is how old the answer of a server that is not the leader may be.

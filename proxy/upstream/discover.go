@@ -85,18 +85,25 @@ func (p *Pool) have(all []snapshot.Endpoint, now time.Time) {
 	d := p.discovery
 	over := d.over
 	d.over = 0
-	in := make(map[int]bool, len(all))
+	in, refused := make(map[int]bool, len(all)), []string(nil)
 	for _, e := range all {
 		at, err := netip.ParseAddrPort(e.Address)
 		if err != nil || !p.opts.Allow.Permits(at.Addr()) {
-			d.refused.Add(1)
-			p.opts.log().Warn("an endpoint may not be dialled", "upstream", p.ID, "endpoint", e.Address)
+			refused = append(refused, e.Address)
 			continue
 		}
 		if n := p.number(e, now); n >= 0 {
 			in[n] = true
 		} else {
 			d.over++
+		}
+	}
+	if n := len(refused); n > 0 {
+		d.refused.Add(uint64(n))
+		p.opts.log().Warn("endpoints of an upstream may not be dialled", "upstream", p.ID, "endpoints", len(all), "refused", n, "such_as", refused[:min(n, 20)])
+		if n == len(all) { // a resolver that blocks a name, or somebody who lies: no word of where it is
+			d.over = over
+			return
 		}
 	}
 	if d.over > over {

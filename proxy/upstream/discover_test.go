@@ -84,6 +84,10 @@ func TestEndpointsComeAndGoWithDiscovery(t *testing.T) {
 	if s := p.stats(time.Now()); s.Refused != 2 || p.Set.Len() != 2 {
 		t.Fatalf("%d addresses refused, %d numbers given", s.Refused, p.Set.Len())
 	}
+	f.sets <- set("169.254.169.254:80", "0.0.0.0:80") // nothing of it is an endpoint's
+	for end := time.Now().Add(5 * time.Second); p.stats(time.Now()).Refused < 4 && time.Now().Before(end); time.Sleep(time.Millisecond) {
+	}
+	settles(t, p, a, b)
 	u.Pool.MaxPending = 9 // what is known stays known under another definition
 	pools, err := r.Pools([]snapshot.Upstream{u})
 	if err != nil {
