@@ -362,7 +362,7 @@ func (c *conn) exchange(drive func(*proxy.Exchange, client) bool) bool {
 	x.Finish(c.last)
 	c.landed()
 	c.prepare()
-	if !going && !c.answer.broken && !c.answer.aborted {
+	if !going && !c.answer.broken && !(c.answer.aborted && c.answer.Bare) {
 		c.linger()
 	}
 	return going

@@ -58,7 +58,7 @@ func (f *forwarding) tunnel() bool {
 func (c *conn) ahead() bool { return c.r < c.w }
 
 func (c *conn) carry(up outlet) {
-	c.answer.aborted = true // nothing of HTTP follows
+	c.answer.broken = true // nothing of HTTP follows
 	cl, ok := c.nc.(pipe)
 	if !ok {
 		return

@@ -3,6 +3,7 @@ package engine_test
 import (
 	"bufio"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -94,6 +96,48 @@ func TestUpstreamThatDiesMidBodyIsSeenAsTruncation(t *testing.T) {
 					t.Fatalf("%+v", r)
 				}
 			})
+		}
+	})
+}
+
+// An answer that breaks off takes none of those with it that a slow client has not read yet, nor its own beginning.
+func TestWhatIsCutOffTakesNothingBeforeItAlong(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, start starter) {
+		const size = 50_000
+		w := start(t, scripted(t, func(_ int, c *raw) {
+			for {
+				switch req, _, ok := c.request(); {
+				case !ok:
+					return
+				case req.URL.Path == "/half":
+					c.send("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf")
+					return
+				}
+				c.send(fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", size, strings.Repeat("x", size)))
+			}
+		}), setup{})
+		small := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error {
+			return c.Control(func(fd uintptr) { _ = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, 4096) })
+		}}
+		nc, err := small.Dial("tcp", w.addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { nc.Close() })
+		_ = nc.SetDeadline(time.Now().Add(patience))
+		c := &raw{nc, bufio.NewReader(nc), t}
+		c.send(get("/1") + get("/2") + get("/half") + "POST / HTTP/1.1\r\nHost: a.example\r\nContent-Length: 100000\r\n\r\n" + strings.Repeat("y", 100_000))
+		for range 3 {
+			<-w.logged
+		}
+		for range 2 {
+			if _, body, err := c.answer("GET"); err != nil || len(body) != size {
+				t.Fatal(len(body), err)
+			}
+		}
+		if _, body, err := c.answer("GET"); body != "half" || !errors.Is(err, io.ErrUnexpectedEOF) {
+			t.Fatal(body, err)
 		}
 	})
 }

@@ -240,12 +240,13 @@ func (c *client) allSent() bool { return len(c.out) == 0 }
 
 func (c *client) later() { c.l.later(c) }
 
-// finished goes on with the connection, lingers, or closes it.
+// finished goes on with the connection, lingers, or closes it. After half an answer it lingers too: those before it may be on their
+// way still, and a reset because of requests that nobody has read would take them.
 func (c *client) finished(goes, aborted bool) {
 	c.flight, c.goneBy, c.asked, c.seen = nil, time.Time{}, false, 0
 	switch {
-	case c.broken || aborted:
-		if c.framing.Bare {
+	case c.broken || c.mute || aborted && (c.framing.Bare || len(c.out) > 0):
+		if c.framing.Bare { // nothing else tells that something is missing
 			reset(c.fd)
 		}
 		c.drop()
