@@ -7,6 +7,7 @@
 package dns
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -37,6 +38,8 @@ const (
 	// mostSilent questions of one type in a row that no server answers are asked in one look; the others of it would wait as long.
 	mostSilent = 2
 	mostFaults = 3 // that are told of one look
+	// mostRecords of one look are enough: whoever answers with more, target after target, fills no memory.
+	mostRecords = 8192
 )
 
 // Options are what a resolver is made of.
@@ -146,13 +149,14 @@ type follower struct {
 	asked  map[question]answer
 	silent map[uint16]int // questions of that type in a row that nobody has answered
 	ttl    time.Duration  // the shortest of its answers
+	held   int            // records of its answers
 	faults []error
 }
 
 // look asks once. With an error some questions have failed, and what they said last stands for them; without one and without
 // endpoints there are none.
 func (f *follower) look(ctx context.Context) (all []snapshot.Endpoint, ttl time.Duration, err error) {
-	f.asked, f.silent, f.ttl, f.faults = map[question]answer{}, map[uint16]int{}, mostTTL, nil
+	f.asked, f.silent, f.ttl, f.held, f.faults = map[question]answer{}, map[uint16]int{}, mostTTL, 0, nil
 	if strings.HasPrefix(f.name, "_") {
 		all = f.service(ctx, f.name)
 	} else {
@@ -182,6 +186,9 @@ func (f *follower) service(ctx context.Context, name string) (all []snapshot.End
 			best = append(best, srv)
 		}
 	}
+	slices.SortFunc(best, func(a, b *dns.SRV) int { // servers turn them round
+		return cmp.Or(strings.Compare(a.Target, b.Target), int(a.Port)-int(b.Port))
+	})
 	for _, srv := range best[:min(len(best), maxEndpoints)] {
 		all = f.addresses(ctx, srv.Target, strconv.Itoa(int(srv.Port)), all)
 	}
@@ -218,6 +225,9 @@ func (f *follower) ask(ctx context.Context, name string, kind uint16) []dns.RR {
 	if a, twice := f.asked[q]; twice {
 		return a.records
 	}
+	if f.held >= mostRecords {
+		return nil
+	}
 	a, err := answer{}, errSilent
 	if f.silent[kind] < mostSilent {
 		a, err = f.in.ask(ctx, q)
@@ -235,6 +245,6 @@ func (f *follower) ask(ctx context.Context, name string, kind uint16) []dns.RR {
 			f.faults = append(f.faults, fmt.Errorf("dns: %s %s: %w", q.name, dns.TypeToString[kind], err))
 		}
 	}
-	f.asked[q] = a
+	f.asked[q], f.held = a, f.held+len(a.records)
 	return a.records
 }

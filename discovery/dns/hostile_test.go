@@ -278,3 +278,53 @@ func TestALookAtADeadServerEnds(t *testing.T) {
 	say(answers)
 	next(t, told, want...)
 }
+
+// Of too many the same ones count, however the server turns them round.
+func TestTooManyOfAServiceAreTheSameOnesEachTime(t *testing.T) {
+	var turned atomic.Int64
+	told, say, asked := script(t, "_o._tcp.test")
+	say(func(m *dns.Msg, udp bool) bool {
+		if m.Question[0].Qtype != dns.TypeSRV {
+			return with("a.test. 0 A 10.0.0.1")(m, udp)
+		}
+		m.Truncated = udp
+		for i := range maxEndpoints + 100 {
+			if n := int(turned.Load()); !udp {
+				add(m, 0, fmt.Sprintf("_o._tcp.test. 0 SRV 1 1 %d a.test.", 1000+(i+n)%(maxEndpoints+100)))
+			}
+		}
+		turned.Add(77)
+		return true
+	})
+	if got := <-told; len(got) != maxEndpoints {
+		t.Fatalf("%d endpoints", len(got))
+	}
+	stays(t, told, asked)
+}
+
+// Whoever answers with ever more is not asked for all of it.
+func TestAServiceWithoutEndFillsNoMemory(t *testing.T) {
+	var targets []string
+	for i := range 40 {
+		targets = append(targets, fmt.Sprintf("_o._tcp.test. 60 SRV 1 1 80 t%02d.test.", i))
+	}
+	told, say, asked := script(t, "_o._tcp.test")
+	say(func(m *dns.Msg, udp bool) bool {
+		q := m.Question[0]
+		if q.Qtype != dns.TypeA {
+			return with(targets...)(m, udp)
+		}
+		if m.Truncated = udp; !udp {
+			for i := range 1000 {
+				m.Answer = append(m.Answer, &dns.A{Hdr: dns.RR_Header{Name: q.Name, Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: 60}, A: net.IPv4(10, 1, byte(i/250), byte(1+i%250))})
+			}
+		}
+		return true
+	})
+	if got := <-told; len(got) != maxEndpoints {
+		t.Fatalf("%d endpoints", len(got))
+	}
+	if n := asked.Load(); n > 1+3*(mostRecords/1000+1) {
+		t.Errorf("%d questions", n)
+	}
+}
