@@ -10,7 +10,7 @@ import (
 	"github.com/cellgate/cellgate/denylist"
 	"github.com/cellgate/cellgate/proxy/hops"
 	"github.com/cellgate/cellgate/proxy/limit"
-	"github.com/cellgate/cellgate/proxy/program"
+	"github.com/cellgate/cellgate/proxy/program/programtest"
 	"github.com/cellgate/cellgate/quota"
 	"github.com/cellgate/cellgate/reason"
 	"github.com/cellgate/cellgate/snapshot"
@@ -79,20 +79,8 @@ func serverOf(t testing.TB, s *script) *Server {
 
 func serverWith(t testing.TB, s *script, document string) *Server {
 	t.Helper()
-	cfg, problems := snapshot.Decode([]snapshot.File{{Name: "d", Data: []byte(document)}}, snapshot.Loopback())
-	if err := problems.Err(); err != nil {
-		t.Fatal(err)
-	}
-	snap, err := snapshot.Seal(cfg, snapshot.Meta{Number: 1, Author: "t"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := program.Compile(snap, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
 	srv := New(Options{Auth: s, Limits: s})
-	if err := srv.Apply(p); err != nil {
+	if err := srv.Apply(programtest.Compile(t, 1, document)); err != nil {
 		t.Fatal(err)
 	}
 	return srv

@@ -7,26 +7,9 @@ import (
 	"time"
 
 	"github.com/cellgate/cellgate/proxy/program"
+	"github.com/cellgate/cellgate/proxy/program/programtest"
 	"github.com/cellgate/cellgate/reason"
-	"github.com/cellgate/cellgate/snapshot"
 )
-
-func programOf(t testing.TB, text string, number uint64) *program.Program {
-	t.Helper()
-	cfg, problems := snapshot.Decode([]snapshot.File{{Name: "d", Data: []byte(text)}}, snapshot.Loopback())
-	if err := problems.Err(); err != nil {
-		t.Fatal(err)
-	}
-	snap, err := snapshot.Seal(cfg, snapshot.Meta{Number: number, Author: "t"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := program.Compile(snap, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p
-}
 
 // byAudience lets in whoever is asked for under the audience of the first document, with a token.
 type byAudience struct{ asked int }
@@ -70,14 +53,14 @@ func TestWhatIsRefusedNowAndWasLetThroughBeforeIsCounted(t *testing.T) {
 	} {
 		a := &byAudience{}
 		s := New(Options{Auth: a, Limits: a})
-		if err := s.Apply(programOf(t, document, 1)); err != nil {
+		if err := s.Apply(programtest.Compile(t, 1, document)); err != nil {
 			t.Fatal(err)
 		}
 		changed := strings.Replace(document, c.change[0], c.change[1], 1)
 		if changed == document {
 			t.Fatalf("%s: nothing changed", name)
 		}
-		if err := s.Apply(programOf(t, changed, 2)); err != nil {
+		if err := s.Apply(programtest.Compile(t, 2, changed)); err != nil {
 			t.Fatal(err)
 		}
 		exchangeOf(t, s, c.request).Run(time.Now())
@@ -90,7 +73,7 @@ func TestWhatIsRefusedNowAndWasLetThroughBeforeIsCounted(t *testing.T) {
 func TestASecondOpinionIsBoundedAndForgotten(t *testing.T) {
 	a := &byAudience{}
 	s := New(Options{Auth: a, Limits: a})
-	before, after := programOf(t, document, 1), programOf(t, strings.Replace(document, "path: /open}", "path: /opem}", 1), 2)
+	before, after := programtest.Compile(t, 1, document), programtest.Compile(t, 2, strings.Replace(document, "path: /open}", "path: /opem}", 1))
 	for _, p := range []*program.Program{before, after, after} { // the last swap is of the share alone
 		if err := s.Apply(p); err != nil {
 			t.Fatal(err)

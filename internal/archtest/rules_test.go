@@ -41,7 +41,7 @@ func floors() map[string]int {
 		"proxy/claims": judgement, "proxy/cors": judgement, "proxy/reply": judgement, "proxy/record": judgement, "proxy/tally": judgement, "proxy/memo": judgement, "proxy/session": judgement,
 
 		"store": hands, "trust": hands, "nodeapi": hands, "proxy": hands, "globalrouter": hands, "regionctl": hands,
-		"health/probe": hands, "capacity/planner": hands, "discovery": hands, "certs": hands, "console": hands,
+		"health/probe": hands, "capacity/planner": hands, "proxy/program/programtest": hands, "discovery": hands, "certs": hands, "console": hands,
 
 		"cmd": wiring, "sim": wiring, "bench": wiring,
 		"internal": beside, "test": beside,

@@ -25,6 +25,7 @@ import (
 	"github.com/cellgate/cellgate/proxy/hops"
 	"github.com/cellgate/cellgate/proxy/identity"
 	"github.com/cellgate/cellgate/proxy/program"
+	"github.com/cellgate/cellgate/proxy/program/programtest"
 	"github.com/cellgate/cellgate/proxy/shed"
 	"github.com/cellgate/cellgate/proxy/tracecontext"
 	"github.com/cellgate/cellgate/proxy/upstream"
@@ -43,19 +44,7 @@ func TestMain(m *testing.M) {
 // compile makes the program of a document; "UP" in it stands for the upstream's address.
 func compile(t testing.TB, number uint64, document, up string) *program.Program {
 	t.Helper()
-	cfg, problems := snapshot.Decode([]snapshot.File{{Name: "doc.yaml", Data: []byte(strings.ReplaceAll(document, `"UP"`, `"`+up+`"`))}}, snapshot.Loopback())
-	if err := problems.Err(); err != nil {
-		t.Fatal(err)
-	}
-	snap, err := snapshot.Seal(cfg, snapshot.Meta{Number: number, Created: time.Unix(1e9, 0), Author: "test"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := program.Compile(snap, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p
+	return programtest.Compile(t, number, strings.ReplaceAll(document, `"UP"`, `"`+up+`"`))
 }
 
 // patience is how long a test waits for what must come: nothing is measured by it.

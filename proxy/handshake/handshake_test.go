@@ -8,11 +8,10 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/cellgate/cellgate/internal/testpki"
 	"github.com/cellgate/cellgate/proxy/program"
-	"github.com/cellgate/cellgate/snapshot"
+	"github.com/cellgate/cellgate/proxy/program/programtest"
 )
 
 // compile makes a program with a host for each list of authorities; an empty one asks for nothing.
@@ -30,32 +29,15 @@ func compile(t *testing.T, hosts map[string][]*testpki.Authority) *program.Progr
 			routes = append(routes, fmt.Sprintf(`{"id": "r%d", "match": {%s, "path": "/%d"}, "upstream": "u", "auth": "p%d"}`, len(routes), match, len(routes), len(policies)-1))
 		}
 	}
-	return ofDocument(t, fmt.Sprintf("routes: [%s]\npolicies: [%s]\nupstreams: [{id: u, endpoints: ['10.0.0.1:80']}]\n", strings.Join(routes, ", "), strings.Join(policies, ", ")))
+	return programtest.Compile(t, 1, fmt.Sprintf("routes: [%s]\npolicies: [%s]\nupstreams: [{id: u, endpoints: ['10.0.0.1:80']}]\n", strings.Join(routes, ", "), strings.Join(policies, ", ")))
 }
 
 // tried makes one whose host has a policy in shadow mode.
 func tried(t *testing.T, ca *testpki.Authority) *program.Program {
-	return ofDocument(t, fmt.Sprintf(`routes: [{id: r, host: a.example, path: /r, upstream: u, policies: [p]}]
+	return programtest.Compile(t, 1, fmt.Sprintf(`routes: [{id: r, host: a.example, path: /r, upstream: u, policies: [p]}]
 policies: [{id: p, mode: shadow, mtls: {ca: %q, names: [{dns: client.example}]}}]
 upstreams: [{id: u, endpoints: ['10.0.0.1:80']}]
 `, ca.PEM))
-}
-
-func ofDocument(t *testing.T, doc string) *program.Program {
-	t.Helper()
-	cfg, problems := snapshot.Decode([]snapshot.File{{Name: "doc", Data: []byte(doc)}}, snapshot.Allow{})
-	if err := problems.Err(); err != nil {
-		t.Fatal(err)
-	}
-	snap, err := snapshot.Seal(cfg, snapshot.Meta{Number: 1, Created: time.Unix(1e9, 0)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := program.Compile(snap, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p
 }
 
 // server shakes hands by a program that can be swapped.

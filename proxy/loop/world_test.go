@@ -20,6 +20,7 @@ import (
 	"github.com/cellgate/cellgate/proxy/callers"
 	"github.com/cellgate/cellgate/proxy/engine"
 	"github.com/cellgate/cellgate/proxy/program"
+	"github.com/cellgate/cellgate/proxy/program/programtest"
 	"github.com/cellgate/cellgate/proxy/upstream"
 	"github.com/cellgate/cellgate/reason"
 	"github.com/cellgate/cellgate/snapshot"
@@ -42,20 +43,7 @@ upstreams:
 
 func compile(t testing.TB, number uint64, up, pool string) *program.Program {
 	t.Helper()
-	doc := strings.NewReplacer("[UP]", "["+up+"]", "{POOL}", "{"+pool+"}").Replace(document)
-	cfg, problems := snapshot.Decode([]snapshot.File{{Name: "doc.yaml", Data: []byte(doc)}}, snapshot.Loopback())
-	if err := problems.Err(); err != nil {
-		t.Fatal(err)
-	}
-	snap, err := snapshot.Seal(cfg, snapshot.Meta{Number: number, Created: time.Unix(1e9, 0), Author: "test"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := program.Compile(snap, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p
+	return programtest.Compile(t, number, strings.NewReplacer("[UP]", "["+up+"]", "{POOL}", "{"+pool+"}").Replace(document))
 }
 
 type nobody struct{}

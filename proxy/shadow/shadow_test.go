@@ -16,7 +16,7 @@ import (
 	"github.com/cellgate/cellgate/proxy"
 	"github.com/cellgate/cellgate/proxy/ask"
 	"github.com/cellgate/cellgate/proxy/decide"
-	"github.com/cellgate/cellgate/proxy/program"
+	"github.com/cellgate/cellgate/proxy/program/programtest"
 	"github.com/cellgate/cellgate/reason"
 	"github.com/cellgate/cellgate/snapshot"
 )
@@ -59,20 +59,8 @@ policies:
 // serverOf serves a document, and shows it to a watcher.
 func serverOf(t *testing.T, document string, limits proxy.Limiter, w *Watcher) *proxy.Server {
 	t.Helper()
-	cfg, problems := snapshot.Decode([]snapshot.File{{Name: "d", Data: []byte(document)}}, snapshot.Loopback())
-	if err := problems.Err(); err != nil {
-		t.Fatal(err)
-	}
-	snap, err := snapshot.Seal(cfg, snapshot.Meta{Number: 1, Author: "t"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := program.Compile(snap, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
 	s := proxy.New(proxy.Options{Auth: byPolicy{}, Limits: limits, Shadow: w})
-	if err := s.Apply(p); err != nil {
+	if err := s.Apply(programtest.Compile(t, 1, document)); err != nil {
 		t.Fatal(err)
 	}
 	return s

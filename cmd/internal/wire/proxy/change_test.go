@@ -10,26 +10,13 @@ import (
 	"github.com/cellgate/cellgate/proxy"
 	"github.com/cellgate/cellgate/proxy/meter"
 	"github.com/cellgate/cellgate/proxy/program"
+	"github.com/cellgate/cellgate/proxy/program/programtest"
 	"github.com/cellgate/cellgate/report"
-	"github.com/cellgate/cellgate/snapshot"
 )
 
 func routesOf(t *testing.T, number uint64, routes string) *program.Program {
 	t.Helper()
-	text := "version: v1\nroutes:\n" + routes + "upstreams: [{id: up, endpoints: [\"127.0.0.1:1\"]}]\n"
-	cfg, problems := snapshot.Decode([]snapshot.File{{Name: "d", Data: []byte(text)}}, snapshot.Loopback())
-	if err := problems.Err(); err != nil {
-		t.Fatal(err)
-	}
-	snap, err := snapshot.Seal(cfg, snapshot.Meta{Number: number, Author: "t"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := program.Compile(snap, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p
+	return programtest.Compile(t, number, "version: v1\nroutes:\n"+routes+"upstreams: [{id: up, endpoints: [\"127.0.0.1:1\"]}]\n")
 }
 
 func route(id, match string) string {

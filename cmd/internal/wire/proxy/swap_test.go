@@ -16,6 +16,7 @@ import (
 	"github.com/cellgate/cellgate/discovery/consul"
 	"github.com/cellgate/cellgate/proxy/callers"
 	"github.com/cellgate/cellgate/proxy/program"
+	"github.com/cellgate/cellgate/proxy/program/programtest"
 	"github.com/cellgate/cellgate/proxy/traces"
 	"github.com/cellgate/cellgate/snapshot"
 )
@@ -66,23 +67,14 @@ func TestTwoThousandSwapsOfAWholeNodeLeaveHeapAndGoroutinesFlat(t *testing.T) { 
 }
 
 func sealed(t *testing.T, number uint64, jwks string) *snapshot.Snapshot {
-	doc := fmt.Sprintf(`
+	return programtest.Seal(t, number, fmt.Sprintf(`
 version: v1
 routes:
   - {id: a, match: {host: api.gw.test, path: "/v%d/{id}"}, upstream: u, auth: jwt}
   - {id: b, match: {host: "h%d.gw.test", path_prefix: /v1}, upstream: w}
 upstreams: [{id: u, endpoints: ["127.0.0.1:%d"]}, {id: w, endpoints: ["127.0.0.2:80"]}]
 policies: [{id: jwt, jwt: {issuer: i, audience: a, jwks: %q}}]
-`, number, number, 8000+number, jwks)
-	cfg, problems := snapshot.Decode([]snapshot.File{{Name: "doc.yaml", Data: []byte(doc)}}, snapshot.Loopback())
-	if len(problems) > 0 {
-		t.Fatal(problems)
-	}
-	s, err := snapshot.Seal(cfg, snapshot.Meta{Number: number, Created: time.Now()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
+`, number, number, 8000+number, jwks))
 }
 
 // steady waits for goroutines that are ending and measures.
