@@ -190,6 +190,9 @@ func (f *follower) service(ctx context.Context, name string) (all []snapshot.End
 		return cmp.Or(strings.Compare(a.Target, b.Target), int(a.Port)-int(b.Port))
 	})
 	for _, srv := range best[:min(len(best), maxEndpoints)] {
+		if len(all) >= mostRecords {
+			break // many ports of many addresses
+		}
 		all = f.addresses(ctx, srv.Target, strconv.Itoa(int(srv.Port)), all)
 	}
 	return all

@@ -2,6 +2,7 @@ package dns
 
 import (
 	"fmt"
+	"log/slog"
 	"net"
 	"strings"
 	"sync/atomic"
@@ -300,6 +301,36 @@ func TestTooManyOfAServiceAreTheSameOnesEachTime(t *testing.T) {
 		t.Fatalf("%d endpoints", len(got))
 	}
 	stays(t, told, asked)
+}
+
+// Nor do a few hundred ports of a thousand addresses.
+func TestPortsTimesAddressesFillNoMemory(t *testing.T) {
+	var log strings.Builder // written to before the set is told
+	at := handle(t, saying(func(m *dns.Msg, udp bool) bool {
+		q := m.Question[0]
+		m.Truncated = udp
+		for i := range 1000 {
+			switch h := (dns.RR_Header{Name: q.Name, Rrtype: q.Qtype, Class: dns.ClassINET, Ttl: 60}); {
+			case udp:
+			case q.Qtype == dns.TypeSRV && i < 400:
+				m.Answer = append(m.Answer, &dns.SRV{Hdr: h, Port: uint16(1000 + i), Target: "a.test."})
+			case q.Qtype == dns.TypeA:
+				m.Answer = append(m.Answer, &dns.A{Hdr: h, A: net.IPv4(10, 1, byte(i/250), byte(1+i%250))})
+			}
+		}
+		return true
+	}))
+	told := follow(t, "_o._tcp.test", Options{Servers: []string{at}, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	if got := <-told; len(got) != maxEndpoints {
+		t.Fatalf("%d endpoints", len(got))
+	}
+	var n int
+	if _, rest, ok := strings.Cut(log.String(), " endpoints="); ok {
+		_, _ = fmt.Sscan(rest, &n)
+	}
+	if n < maxEndpoints || n > mostRecords+1000 {
+		t.Errorf("%d endpoints were put together: %s", n, log.String())
+	}
 }
 
 // Whoever answers with ever more is not asked for all of it.
