@@ -755,8 +755,11 @@ func TestHTTP3ConnectionsAreBounded(t *testing.T) {
 	w := start(t, goroutines, handler(t, echo), setup{h3: true, engine: Options{MaxConnections: 3}})
 	var all []*h3Raw
 	for range 3 {
-		all = append(all, w.h3Dial(control))
+		c := w.h3Dial(control)
+		c.request("\x01", false) // the beginning of a head: an exchange is under way
+		all = append(all, c)
 	}
+	w.has(3)
 	pc, err := net.ListenPacket("udp", "127.46.0.4:0")
 	if err != nil {
 		t.Fatal(err)
@@ -770,14 +773,22 @@ func TestHTTP3ConnectionsAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = all[0].qc.CloseWithError(quic.ApplicationErrorCode(http3.NoError), "")
-	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		_, err := via.Dial(ctx, w.udp, cfg, nil)
-		if cancel(); err == nil {
-			break
-		} else if time.Now().After(end) {
-			t.Fatal(err)
+	for range 2 { // one takes the place of that, and another its own once it has been idle for long
+		if w.server.Evicted.Load() != 0 {
+			t.Fatal("who was at work had to go")
 		}
+		for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			_, err := via.Dial(ctx, w.udp, cfg, nil)
+			if cancel(); err == nil {
+				break
+			} else if time.Now().After(end) {
+				t.Fatal(err)
+			}
+		}
+	}
+	if w.server.Evicted.Load() != 1 {
+		t.Fatal(w.server.Evicted.Load())
 	}
 }
 
