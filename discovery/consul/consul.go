@@ -90,6 +90,7 @@ func New(o Options) *Catalogue {
 var (
 	errNoLeader = errors.New("consul: no server leads, so nobody vouches for the answer")
 	errFiltered = errors.New("consul: the token may not read all instances")
+	errNowhere  = errors.New("consul: there are instances, and none has an IP address and a port")
 )
 
 // Follow calls found with every complete set of endpoints that differs from the one before, until ctx ends. As long as the agent
@@ -190,7 +191,9 @@ func (c *Catalogue) ask(ctx context.Context, service string, index uint64) (all 
 	if err != nil {
 		return nil, 0, 0, 0, err
 	}
-	all, passed = endpoints(entries)
+	if all, passed = endpoints(entries); len(all) == 0 && passed > 0 {
+		return nil, 0, 0, 0, errNowhere
+	}
 	return all, passed, meta.LastIndex, pause, nil
 }
 

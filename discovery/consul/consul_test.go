@@ -149,6 +149,24 @@ func TestFailuresKeepWhatIsKnown(t *testing.T) {
 	next(t, told, "10.0.0.1:80")
 }
 
+// There are instances, wherever they are: that is not "there is none".
+func TestInstancesAtNoAddressAreNoEmptySet(t *testing.T) {
+	a, at := serve(t)
+	a.set("10.0.0.1:80")
+	o := quick(at)
+	o.hold = 100 * time.Millisecond
+	told := follow(t, New(o), "orders")
+	next(t, told, "10.0.0.1:80")
+	a.set("orders.internal:80", "10.0.0.2:0")
+	for began := time.Now(); time.Since(began) < 3*o.hold; a.await(t, 1) {
+		if len(told) > 0 {
+			t.Fatalf("told %v", <-told)
+		}
+	}
+	a.set()
+	next(t, told)
+}
+
 func TestAnAgentThatBeginsAnewIsFollowedOn(t *testing.T) {
 	a, at := serve(t)
 	a.set("10.0.0.1:80")
