@@ -46,6 +46,7 @@ type Request struct {
 	Op       string   `json:"op"`
 	Patterns []string `json:"patterns,omitempty"`
 	Faults   *Faults  `json:"faults,omitempty"` // of Backend
+	Memory   bool     `json:"memory,omitempty"` // of Status: measured, too, which may have to wait for each process
 }
 
 // Response is the supervisor's answer.

@@ -305,6 +305,17 @@ func TestAWorldThatDoesNotFitIsRefused(t *testing.T) {
 	}
 }
 
+// Drills ask for the processes again and again: the memory of all is read only for whom it is shown to.
+func TestMemoryIsMeasuredForWhoeverAsks(t *testing.T) {
+	w := &world{group: supervise.New(supervise.Options{})}
+	defer w.group.Shutdown(t.Context())
+	for _, want := range []bool{false, true} {
+		if res := w.handle(t.Context(), request{Op: supervisor.Status, Memory: want}); res.Error != "" || (res.Memory > 0) != want {
+			t.Errorf("asked %v: %+v", want, res)
+		}
+	}
+}
+
 func TestBlockAndDirectoryAreClaimedOnce(t *testing.T) {
 	block, dir := netip.PrefixFrom(loopback.For(t).Addr(0, 0), 17), t.TempDir()
 	first, err := claimBlock(block, "/the/first")

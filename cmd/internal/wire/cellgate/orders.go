@@ -21,7 +21,9 @@ func (w *world) handle(ctx context.Context, req request) response {
 	var err error
 	switch req.Op {
 	case "status":
-		res.Processes, res.Memory = w.group.Status(), w.memory()
+		if res.Processes = w.group.Status(); req.Memory {
+			res.Memory = w.memory()
+		}
 	case "down":
 		w.stop(errDown)
 		<-w.stopped

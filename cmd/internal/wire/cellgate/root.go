@@ -259,7 +259,7 @@ func statusCommand(dir *string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			res, err := call(cmd.Context(), h, request{Op: "status"})
+			res, err := call(cmd.Context(), h, request{Op: supervisor.Status, Memory: true})
 			if err != nil {
 				return err
 			}
