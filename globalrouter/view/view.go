@@ -233,6 +233,8 @@ func (j *judge) dead(id cells.CellID, own health.Cell, was Cell, blind bool) (bo
 		return false, ""
 	case blind:
 		return false, ""
+	case !was.Dead && !j.fails(id): // it answers, and its verdict is of the blindness that was: trust comes back slowly
+		return false, ""
 	case own.Status != health.Unhealthy:
 		// Without evidence a death stands for as long as this router sees anything at all.
 		return was.Dead && own.Verdict == health.Unhealthy && own.Status == health.Unknown && j.sees(), was.Why

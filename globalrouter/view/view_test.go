@@ -243,6 +243,21 @@ func TestTooMuchDeadAtOnceIsBlindness(t *testing.T) {
 	}
 }
 
+// A router that was cut off again and again trusts what it sees anew more slowly each time. It sees it, though.
+func TestWhatABlindRouterSeesAgainHasNotDied(t *testing.T) {
+	s := newScript(t, 3)
+	for range 4 {
+		s.kill("us/a", "us/b", "ap/a", "ap/b")
+		s.wait(10 * time.Second)
+		s.want("blind")
+		s.live("us/a", "us/b", "ap/a", "ap/b")
+		for range 30 {
+			s.wait(400 * time.Millisecond)
+			s.want("seeing again")
+		}
+	}
+}
+
 // What the controllers know to be dead is no sign of blindness.
 func TestConfirmedDeathsAreNoBlindness(t *testing.T) {
 	s := newScript(t, 3)
